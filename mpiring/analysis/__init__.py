@@ -1,0 +1,1 @@
+"""Interpreters that look at a schedule instead of running it."""

@@ -1,0 +1,1 @@
+"""Running schedules: arrays, operations, comms, programs and plans."""

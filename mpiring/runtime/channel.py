@@ -1,0 +1,112 @@
+"""What mpiring keeps for a comm: a private duplicate for its messages, settings, scratch and plans. Freed with the comm."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from mpi4py import MPI
+
+from mpiring.runtime.arrays import Space
+from mpiring.runtime.launcher import launched_size
+
+SEGMENT = 512 * 1024
+"""Bytes of a segment. Measured between 8 ranks on one node and on 1 Gbit/s links: 512 KiB to 1 MiB is the flat best."""
+
+PLANNED = 16384
+"""Transfers that the plans of one comm may have in all; the oldest plans go when there are more. One takes about 2 kB."""
+
+
+class Cache(dict):
+    """A dict that forgets its oldest entries when the sum of their lengths passes a limit."""
+
+    def __init__(self, limit: int):
+        super().__init__()
+        self.limit, self.lengths = limit, {}
+
+    def put(self, key: tuple, value: Any, length: int) -> None:
+        """Keep a value; the newest one stays, however long it is."""
+        self[key], self.lengths[key] = value, length
+        while sum(self.lengths.values()) > self.limit and len(self) > 1:
+            oldest = next(iter(self))
+            del self[oldest], self.lengths[oldest]
+
+
+class Channel:
+    """A comm's private state. Its messages travel on `comm`, a duplicate, so they never meet those of the caller."""
+
+    def __init__(self, comm: MPI.Comm):
+        self.comm = comm.Dup()
+        self.comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.rank, self.size = comm.rank, comm.size
+        self.tag_bits = min(31, (comm.Get_attr(MPI.TAG_UB) + 1).bit_length() - 1)
+        self.segment = self._agree(segment_setting)
+        self.programs, self.plans = Cache(PLANNED), Cache(PLANNED)
+        self.broken: str | None = None
+        self._slots: dict[tuple, Any] = {}
+
+    def _agree(self, setting: Callable[[], Any]) -> Any:
+        """Return rank 0's value of a setting, so that all ranks have the same; its error is everybody's."""
+        value = None
+        if self.rank == 0:
+            try:
+                value = setting()
+            except ValueError as error:
+                value = error
+        value = self.comm.bcast(value)
+        if isinstance(value, ValueError):
+            self.comm.Free()
+            raise ValueError(f"rank 0: {value}")
+        return value
+
+    def slot(self, space: Space, index: int, nbytes: int, host: bool) -> Any:
+        """Return scratch by its index, of a segment or more; plans of one comm share it, for they run one after the other."""
+        key = (space, index, host)
+        if key not in self._slots or self._slots[key].nbytes < nbytes:
+            self._slots[key] = (space.host_scratch if host else space.scratch)(max(nbytes, self.segment))
+        return self._slots[key]
+
+    def free(self) -> None:
+        """Let go of the duplicate and all that hangs on it."""
+        self.plans.clear()
+        self.programs.clear()
+        self._slots.clear()
+        self.comm.Free()
+
+
+def segment_setting() -> int:
+    """Return the bytes of a segment: MPIRING_SEGMENT (digits, with K or M), else the default."""
+    text = os.environ.get("MPIRING_SEGMENT", "")
+    if not text:
+        return SEGMENT
+    match = re.fullmatch(r"([1-9]\d*)([KkMm]?)", text)
+    if not match or (size := int(match[1]) << {"": 0, "K": 10, "M": 20}[match[2].upper()]) > 1 << 30:
+        raise ValueError(f"MPIRING_SEGMENT is {text!r}, not a number of bytes up to 1024M such as 65536, 512K or 2M")
+    return size
+
+
+def _free(comm: MPI.Comm, keyval: int, channel: Channel) -> None:
+    channel.free()
+
+
+_KEYVAL = MPI.Comm.Create_keyval(delete_fn=_free)
+
+
+def existing(comm: MPI.Comm) -> Channel | None:
+    """Return the comm's channel if it has one."""
+    return comm.Get_attr(_KEYVAL)
+
+
+def channel_of(comm: MPI.Comm) -> Channel:
+    """Return the comm's channel; the first call on a comm makes it, together with all its ranks."""
+    channel = comm.Get_attr(_KEYVAL)
+    if channel is None:
+        if comm.size == 1 and MPI.COMM_WORLD.size == 1 and (ranks := launched_size()) > 1:
+            warnings.warn(f"this process was launched as one of {ranks} ranks, but its MPI library knows of one only: mpirun is of "
+                          "another MPI than the one that mpi4py loads", RuntimeWarning, stacklevel=4)
+        channel = Channel(comm)
+        comm.Set_attr(_KEYVAL, channel)
+    return channel

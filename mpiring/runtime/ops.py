@@ -1,0 +1,138 @@
+"""The operations: what each MPI.Op does to arrays, and for which dtypes it means something.
+
+One table for all: MPI's own rules (MPI-4.1, section 6.9.2), with bool added as NumPy has it. Results are NumPy's, NaN and signed
+zero included, because NumPy (or CuPy) computes them; the MPI library sees bytes only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from mpi4py import MPI
+
+NUMBERS = "biufc"
+ORDERED = "biuf"
+INTEGERS = "biu"
+
+
+class _Average:
+    """mpiring.AVERAGE: the sum divided by the number of ranks; integers are divided in float64 and truncated toward zero."""
+
+    def __repr__(self) -> str:
+        return "mpiring.AVERAGE"
+
+
+AVERAGE = _Average()
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An op in terms of arrays: the name of the ufunc that does it, and the dtype kinds that it is for."""
+
+    name: str
+    ufunc: str
+    kinds: str
+    average: bool = False
+    user: MPI.Op | None = None
+
+    def combine(self, xp, dtype: np.dtype) -> Callable[[object, object, object], object]:
+        """Return the function (incoming, held, out) that reduces two arrays of module `xp`."""
+        if self.user is None:
+            return getattr(xp, self.ufunc)
+        return _user_combine(self.user, mpi_type(dtype))
+
+
+_TABLE = (
+    (MPI.SUM, Operation("SUM", "add", NUMBERS)),
+    (MPI.PROD, Operation("PROD", "multiply", NUMBERS)),
+    (MPI.MAX, Operation("MAX", "maximum", ORDERED)),
+    (MPI.MIN, Operation("MIN", "minimum", ORDERED)),
+    (MPI.LAND, Operation("LAND", "logical_and", INTEGERS)),
+    (MPI.LOR, Operation("LOR", "logical_or", INTEGERS)),
+    (MPI.LXOR, Operation("LXOR", "logical_xor", INTEGERS)),
+    (MPI.BAND, Operation("BAND", "bitwise_and", INTEGERS)),
+    (MPI.BOR, Operation("BOR", "bitwise_or", INTEGERS)),
+    (MPI.BXOR, Operation("BXOR", "bitwise_xor", INTEGERS)),
+)
+_AVERAGE = Operation("AVERAGE", "add", "iufc", average=True)
+
+NAMES: dict[str, object] = {operation.name: op for op, operation in _TABLE} | {"AVERAGE": AVERAGE}
+"""The ops by name, for command lines."""
+
+
+def find(op: object, dtype: np.dtype, any_order: bool = True) -> Operation:
+    """Return what `op` does to arrays of `dtype`; TypeError where it is no op, or has no meaning for the dtype.
+
+    `any_order`: the algorithm does not keep the order of the ranks, so an op that is not commutative is refused.
+    """
+    operation = _lookup(op, any_order)
+    if kind(dtype) not in operation.kinds:
+        known = ", ".join(_KIND_NAMES[letter] for letter in operation.kinds)
+        raise TypeError(f"op {operation.name} has no meaning for dtype {dtype} (it is for {known})")
+    if operation.user is not None:
+        mpi_type(dtype)
+    return operation
+
+
+def _lookup(op: object, any_order: bool) -> Operation:
+    if isinstance(op, _Average):
+        return _AVERAGE
+    if not isinstance(op, MPI.Op):
+        raise TypeError(f"op is a {type(op).__name__}, not an MPI.Op or mpiring.AVERAGE")
+    if op == MPI.OP_NULL:
+        raise ValueError("op is MPI.OP_NULL: was it freed?")
+    for known, operation in _TABLE:
+        if op == known:
+            return operation
+    if op.is_predefined:
+        name = next((name for name in ("MAXLOC", "MINLOC", "REPLACE", "NO_OP") if op == getattr(MPI, name)), "given")
+        raise TypeError(f"op {name} has no meaning for plain numbers; known: {', '.join(NAMES)}, and ops made with MPI.Op.Create")
+    if any_order and not op.is_commutative:
+        raise ValueError("op is not commutative, and this algorithm sums in another order than that of the ranks; "
+                         "use algorithm='native', or make it with MPI.Op.Create(function, commute=True)")
+    return Operation("user", "", NUMBERS, user=op)
+
+
+_KIND_NAMES = {"b": "bool", "i": "signed integers", "u": "unsigned integers", "f": "floats", "c": "complex numbers"}
+
+
+def kind(dtype: np.dtype) -> str:
+    """Return the dtype's kind, one of 'biufc', or '' for what is not numeric. ml_dtypes' floats count as floats."""
+    if dtype.kind in NUMBERS:
+        return dtype.kind
+    if dtype.type.__module__ == "ml_dtypes" and "float" in dtype.name:
+        return "f"
+    return ""
+
+
+def divide(xp, dtype: np.dtype, size: int) -> Callable[[object], object]:
+    """Return the function that divides an array by `size` in place, making no temporary array.
+
+    Integers are divided in float64 and truncated toward zero, 16-bit floats in float32, others in their own dtype.
+    """
+    by = np.float32(size) if dtype.itemsize <= 2 and kind(dtype) == "f" else size
+    return lambda array: xp.true_divide(array, by, array, casting="unsafe")
+
+
+def mpi_type(dtype: np.dtype) -> MPI.Datatype:
+    """Return MPI's own datatype for a NumPy dtype; TypeError where it has none."""
+    try:
+        datatype = MPI.Datatype.fromcode(dtype.char) if dtype.isnative else MPI.DATATYPE_NULL
+    except ValueError:
+        datatype = MPI.DATATYPE_NULL
+    if datatype == MPI.DATATYPE_NULL:
+        raise TypeError(f"MPI has no datatype for dtype {dtype}; user ops and algorithm='native' need one")
+    return datatype
+
+
+def _user_combine(op: MPI.Op, datatype: MPI.Datatype) -> Callable[[object, object, object], object]:
+    """Let MPI call the user's function: it reduces into its second argument, here what came in."""
+
+    def combine(incoming, held, out):
+        op.Reduce_local([np.ascontiguousarray(held), incoming.size, datatype], [incoming, incoming.size, datatype])
+        if out is not incoming:
+            np.copyto(out, incoming)
+
+    return combine

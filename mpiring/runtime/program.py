@@ -1,0 +1,426 @@
+"""Turn a schedule into a program: which bytes move when, through which scratch, before any buffer is known.
+
+Steps become transfers: a step's message is cut into segments, and a transfer is one segment sent and one received. The loop
+that runs them (plan.py) works off one transfer after another, but posts receives and starts sends some transfers ahead, as far
+as the data allow: how far is worked out here, from what every transfer reads and writes, and so is the life of every slot of
+scratch. Nothing here knows MPI or NumPy; positions and lengths are in elements.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import zip_longest
+from typing import NamedTuple
+
+from mpiring.algorithms.cuts import cuts, offsets
+from mpiring.algorithms.registry import Algorithm
+from mpiring.algorithms.step import Step
+
+WINDOW = 2
+"""Receives that are posted before they are waited for. Measured: 2 is as good as more between 8 ranks on one node."""
+
+LEAD = 1
+"""Sends that are started before their turn, so that the link does not idle while a segment is being reduced."""
+
+GROUP = 4
+"""Segments of a chunk that go through a reduce-scatter together: its partial sums need scratch for so many per chunk held."""
+
+
+class Region:
+    """Memory that transfers work on. `flat`: its elements lie one after another, so a part of it has one address."""
+
+    def __init__(self, name: str, flat: bool = True):
+        self.name, self.flat = name, flat
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Slot(Region):
+    """A segment's worth of scratch, in use from iteration `first` to the end of iteration `last`."""
+
+    def __init__(self, length: int, first: int, last: int, host: bool = False):
+        super().__init__("slot")
+        self.length, self.first, self.last, self.host = length, first, last, host
+        self.index = -1
+
+
+class Piece(NamedTuple):
+    """Elements start to stop of a region."""
+
+    region: Region
+    start: int
+    stop: int
+
+
+class Copy(NamedTuple):
+    """Overwrite `target` with `source`; one of them is flat."""
+
+    target: Piece
+    source: Piece
+
+
+class Combine(NamedTuple):
+    """Reduce what came in with what the rank held, into `target`."""
+
+    incoming: Piece
+    held: Piece
+    target: Piece
+
+
+class Average(NamedTuple):
+    """Divide a finished sum by the number of ranks."""
+
+    target: Piece
+
+
+Action = Copy | Combine | Average
+
+
+@dataclass
+class Transfer:
+    """One segment out, one segment in. The iterations at which its receive is posted and its send packed and started."""
+
+    send_to: int | None = None
+    send: Piece | None = None
+    send_last: bool = False
+    pack: list[Action] = field(default_factory=list)
+    recv_from: int | None = None
+    recv: Piece | None = None
+    recv_last: bool = False
+    after: list[Action] = field(default_factory=list)
+    post_at: int = 0
+    pack_at: int = 0
+    start_at: int = 0
+
+    @cached_property
+    def reads(self) -> list[Piece]:
+        """What packing and sending read."""
+        return [action.source for action in self.pack if isinstance(action, Copy)] + ([self.send] if self.send else [])
+
+    @cached_property
+    def writes(self) -> list[Piece]:
+        """What the receive, and the work after it, write."""
+        return [action.target for action in self.after] + ([self.recv] if self.recv else [])
+
+    @cached_property
+    def touches(self) -> list[Piece]:
+        """All that is read or written."""
+        used = [piece for action in self.after for piece in action[1:] if not isinstance(action, Average)]
+        return [*self.reads, *self.writes, *used]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the program may assume of the two buffers: in place (they are one), flat or not, and whether MPI can reach them.
+
+    `staged`: MPI cannot read the array's memory (a GPU without CUDA-aware MPI), so every message passes through host slots.
+    """
+
+    in_place: bool = True
+    send_flat: bool = True
+    recv_flat: bool = True
+    staged: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """The transfers of one rank, and the slots that they need: lengths in elements, by index, in array and in host memory."""
+
+    transfers: list[Transfer]
+    slots: list[int]
+    host_slots: list[int]
+    send: Region
+    recv: Region
+
+
+def compile_program(algorithm: Algorithm, rank: int, size: int, shares: list[int], segment: int, memory: Memory = Memory(),
+                    average: bool = False, window: int = WINDOW, lead: int = LEAD) -> Program:
+    """Compile one rank's schedule over a vector cut into `shares` (elements of each chunk), in segments of `segment` elements."""
+    return _Compiler(algorithm, rank, size, shares, segment, memory, average, window, lead).compile()
+
+
+class _Where:
+    """Where the current value of each part of the vector is: disjoint intervals of the vector, in order, each with its piece."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[int, int, Piece]] = []
+
+    def put(self, start: int, stop: int, piece: Piece) -> None:
+        """Set where start to stop is now."""
+        if start == stop:
+            return
+        first, last = self._range(start, stop)
+        new = [(start, stop, piece)]
+        for low, high, old in self.entries[first:last]:
+            if low < start:
+                new.insert(0, (low, start, _slice(old, 0, start - low)))
+            if high > stop:
+                new.append((stop, high, _slice(old, stop - low, high - low)))
+        self.entries[first:last] = new
+
+    def get(self, start: int, stop: int) -> Iterator[tuple[int, int, Piece]]:
+        """Yield what is known of start to stop, joining neighbours that lie one after the other."""
+        first, last = self._range(start, stop)
+        joined: tuple[int, int, Piece] | None = None
+        for low, high, piece in self.entries[first:last]:
+            a, b = max(low, start), min(high, stop)
+            part = _slice(piece, a - low, b - low)
+            if joined and joined[1] == a and joined[2].region is part.region and joined[2].stop == part.start:
+                joined = (joined[0], b, Piece(part.region, joined[2].start, part.stop))
+                continue
+            if joined:
+                yield joined
+            joined = (a, b, part)
+        if joined:
+            yield joined
+
+    def _range(self, start: int, stop: int) -> tuple[int, int]:
+        """Return the indices of the entries that overlap start to stop."""
+        return (bisect_right(self.entries, start, key=lambda entry: entry[1]),
+                bisect_left(self.entries, stop, key=lambda entry: entry[0]))
+
+
+def _slice(piece: Piece, start: int, stop: int) -> Piece:
+    return Piece(piece.region, piece.start + start, piece.start + stop)
+
+
+class _Compiler:
+    def __init__(self, algorithm: Algorithm, rank: int, size: int, shares: list[int], segment: int, memory: Memory,
+                 average: bool, window: int, lead: int):
+        self.segment, self.memory, self.average = max(1, segment), memory, average and size > 1
+        self.window, self.lead = window, lead
+        self.edges = offsets(shares)
+        self.given = algorithm.collective.given(rank, len(shares))
+        self.wanted = algorithm.collective.wanted(rank, len(shares))
+        self.steps = [step for step in algorithm.schedule(rank, size) if step.send_to is not None or step.recv_from is not None]
+        self.recv = Region("recvbuf", memory.recv_flat)
+        self.send = self.recv if memory.in_place else Region("sendbuf", memory.send_flat)
+        whole = memory.in_place and len(self.wanted) != len(shares)
+        self.home = self._span(self.wanted)
+        self.home_base = 0 if whole else self.home[0]
+        source = self._span(self.given)
+        self.source_base = 0 if memory.in_place else source[0]
+        self.transfers: list[Transfer] = []
+        self.slots: list[Slot] = []
+
+    def compile(self) -> Program:
+        passes = list(self._passes())
+        final = {chunk: index for index, step in enumerate(self.steps) if step.recv_from is not None for chunk in step.recv}
+        for spans in passes:
+            self.where = _Where()
+            for chunk in self.given:
+                start, stop = spans[chunk]
+                self.where.put(start, stop, Piece(self.send, start - self.source_base, stop - self.source_base))
+            for index, step in enumerate(self.steps):
+                done = [chunk for chunk in step.recv if final[chunk] == index and chunk in self.wanted]
+                self._step(step, spans, {spans[chunk] for chunk in done} if self.average and step.reduce else set())
+            for chunk in self.wanted:
+                self._bring_home(*spans[chunk])
+        self._mark_last()
+        return Program(self.transfers, *self._allocate(), self.send, self.recv)
+
+    def _span(self, chunks: range) -> tuple[int, int]:
+        return (self.edges[chunks.start], self.edges[chunks.stop]) if chunks else (0, 0)
+
+    def _passes(self) -> Iterator[list[tuple[int, int]]]:
+        """Cut every chunk into the parts that go through the schedule together: all of it where every chunk has a home."""
+        longest = max((stop - start for start, stop in zip(self.edges, self.edges[1:])), default=0)
+        homeless = self.home != (0, self.edges[-1])
+        passes = max(1, -(-longest // (GROUP * self.segment))) if homeless else 1
+        parts = [[slice(start + part.start, start + part.stop) for part in cuts(stop - start, passes)]
+                 for start, stop in zip(self.edges, self.edges[1:])]
+        for spans in zip(*parts):
+            yield [(span.start, span.stop) for span in spans]
+
+    def _segments(self, spans: Iterable[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+        """Cut a message into segments, each a list of intervals of the vector; an empty message is one empty segment."""
+        merged: list[tuple[int, int]] = []
+        for start, stop in spans:
+            if merged and merged[-1][1] == start:
+                merged[-1] = (merged[-1][0], stop)
+            elif start < stop:
+                merged.append((start, stop))
+        merged = [(start, stop) for start, stop in merged if start < stop]
+        total = sum(stop - start for start, stop in merged)
+        return [list(_part(merged, piece.start, piece.stop)) for piece in cuts(total, max(1, -(-total // self.segment)))]
+
+    def _step(self, step: Step, spans: list[tuple[int, int]], done: set[tuple[int, int]]) -> None:
+        sends = self._segments(spans[chunk] for chunk in step.send) if step.send_to is not None else []
+        recvs = self._segments(spans[chunk] for chunk in step.recv) if step.recv_from is not None else []
+        for out, into in zip_longest(sends, recvs):
+            transfer = Transfer()
+            self.transfers.append(transfer)
+            self._add_send(transfer, step.send_to, out)
+            self._add_recv(transfer, step, into, done)
+
+    def _add_send(self, transfer: Transfer, peer: int | None, spans: list[tuple[int, int]] | None) -> None:
+        j = len(self.transfers) - 1
+        transfer.start_at = transfer.pack_at = self.transfers[j - 1].start_at if j else 0
+        if spans is None:
+            return
+        transfer.send_to = peer
+        pieces = [piece for start, stop in spans for _, _, piece in self.where.get(start, stop)]
+        length = sum(stop - start for start, stop in spans)
+        assert sum(piece.stop - piece.start for piece in pieces) == length, "a schedule sends what the rank does not have"
+        ready = self._earliest(j, self.lead + 1, lambda earlier: _overlap(earlier.writes, pieces))
+        transfer.start_at = max(transfer.start_at, j - self.lead, ready)
+        transfer.pack_at = max(transfer.pack_at, j - self.lead - self.memory.staged, ready)
+        for piece in pieces:
+            if isinstance(piece.region, Slot):
+                piece.region.last = max(piece.region.last, j)
+        if not pieces:
+            transfer.send = Piece(self.recv, 0, 0)
+        elif len(pieces) == 1 and pieces[0].region.flat:
+            transfer.send = pieces[0]
+        else:
+            transfer.send = self._gather(transfer.pack, pieces, transfer.pack_at, j)
+        if self.memory.staged and pieces:
+            staged = Piece(self._slot(length, transfer.pack_at, j, host=True), 0, length)
+            transfer.pack.append(Copy(staged, transfer.send))
+            transfer.send = staged
+
+    def _gather(self, actions: list[Action], pieces: list[Piece], first: int, last: int) -> Piece:
+        """Add the copies that bring pieces together in one slot."""
+        length = sum(piece.stop - piece.start for piece in pieces)
+        slot, at = self._slot(length, first, last), 0
+        for piece in pieces:
+            actions.append(Copy(Piece(slot, at, at := at + piece.stop - piece.start), piece))
+        return Piece(slot, 0, length)
+
+    def _add_recv(self, transfer: Transfer, step: Step, spans: list[tuple[int, int]] | None, done: set[tuple[int, int]]) -> None:
+        j = len(self.transfers) - 1
+        transfer.post_at = self.transfers[j - 1].post_at if j else 0
+        if spans is None:
+            return
+        transfer.recv_from = step.recv_from
+        length = sum(stop - start for start, stop in spans)
+        homes = [home for start, stop in spans for home in self._homes(start, stop)]
+        if not step.reduce and len(homes) == 1 and homes[0][2] is not None and homes[0][2].region.flat:
+            landing = homes[0][2]
+            if not self.memory.staged:
+                hit = self._earliest(j, self.window, lambda earlier: _overlap(earlier.touches, [landing]))
+                transfer.post_at = max(transfer.post_at, hit)
+            self.where.put(*homes[0])
+        elif length:
+            landing = Piece(self._slot(length, j, j), 0, length)
+            self._settle(transfer, step.reduce, homes, landing.region, done)
+        else:
+            landing = Piece(self.recv, 0, 0)
+        transfer.post_at = max(transfer.post_at, j - self.window)
+        if isinstance(landing.region, Slot):
+            landing.region.first = transfer.post_at
+        if self.memory.staged and length:
+            arrived = Piece(self._slot(length, transfer.post_at, j, host=True), 0, length)
+            transfer.after.insert(0, Copy(landing, arrived))
+            landing = arrived
+        transfer.recv = landing
+
+    def _settle(self, transfer: Transfer, reduce: bool, homes, slot: Slot, done: set[tuple[int, int]]) -> None:
+        """Add what is done with a segment that has come into a slot: reduce it or copy it, into its home where it has one."""
+        at = 0
+        for start, stop, home in homes:
+            base = at - start
+            at += stop - start
+            incoming = Piece(slot, start + base, stop + base)
+            if reduce:
+                for a, b, held in list(self.where.get(start, stop)):
+                    part = Piece(slot, a + base, b + base)
+                    into = Piece(home.region, home.start + a - start, home.start + b - start) if home else part
+                    direct = held.region.flat and into.region.flat
+                    transfer.after.append(Combine(part, held, into if direct else part))
+                    if not direct and home:
+                        transfer.after.append(Copy(into, part))
+                    self._finish(transfer, a, b, into, done)
+                    if isinstance(held.region, Slot):
+                        held.region.last = max(held.region.last, len(self.transfers) - 1)
+            elif home:
+                transfer.after.append(Copy(home, incoming))
+            self.where.put(start, stop, home or incoming)
+
+    def _finish(self, transfer: Transfer, start: int, stop: int, target: Piece, done: set[tuple[int, int]]) -> None:
+        for low, high in done:
+            a, b = max(low, start), min(high, stop)
+            if a < b:
+                transfer.after.append(Average(Piece(target.region, target.start + a - start, target.start + b - start)))
+
+    def _homes(self, start: int, stop: int) -> Iterator[tuple[int, int, Piece | None]]:
+        """Split an interval into the parts that have a place in recvbuf and those that have none."""
+        low, high = max(start, self.home[0]), min(stop, self.home[1])
+        if low >= high:
+            yield start, stop, None
+            return
+        if start < low:
+            yield start, low, None
+        yield low, high, Piece(self.recv, low - self.home_base, high - self.home_base)
+        if high < stop:
+            yield high, stop, None
+
+    def _bring_home(self, start: int, stop: int) -> None:
+        """Copy what no message has brought into recvbuf: a rank's own part."""
+        for segment in self._segments([(start, stop)]):
+            for span in segment:
+                for a, b, piece in list(self.where.get(*span)):
+                    home = Piece(self.recv, a - self.home_base, b - self.home_base)
+                    if piece == home:
+                        continue
+                    j, transfer = len(self.transfers), Transfer()
+                    self.transfers.append(transfer)
+                    transfer.post_at = transfer.start_at = transfer.pack_at = j
+                    if not piece.region.flat and not home.region.flat:
+                        piece = self._gather(transfer.after, [piece], j, j)
+                    transfer.after.append(Copy(home, piece))
+
+    def _earliest(self, j: int, reach: int, conflicts: Callable[[Transfer], bool]) -> int:
+        """Return the first iteration at which transfer j may begin: the one after the last that conflicts, within reach."""
+        for i in range(j - 1, max(-1, j - 1 - reach), -1):
+            if conflicts(self.transfers[i]):
+                return i + 1
+        return 0
+
+    def _slot(self, length: int, first: int, last: int, host: bool = False) -> Slot:
+        slot = Slot(length, first, last, host)
+        self.slots.append(slot)
+        return slot
+
+    def _mark_last(self) -> None:
+        """Mark the last message to and from each peer: the end of that stream."""
+        to, source = set(), set()
+        for transfer in reversed(self.transfers):
+            if transfer.send_to is not None and transfer.send_to not in to:
+                to.add(transfer.send_to)
+                transfer.send_last = True
+            if transfer.recv_from is not None and transfer.recv_from not in source:
+                source.add(transfer.recv_from)
+                transfer.recv_last = True
+
+    def _allocate(self) -> tuple[list[int], list[int]]:
+        """Give every slot an index, so that slots in use at the same time have different ones; return the lengths needed."""
+        lengths: dict[bool, list[int]] = {False: [], True: []}
+        until: dict[bool, list[int]] = {False: [], True: []}
+        for slot in sorted(self.slots, key=lambda slot: slot.first):
+            ends, longest = until[slot.host], lengths[slot.host]
+            slot.index = next((index for index, last in enumerate(ends) if last < slot.first), len(ends))
+            if slot.index == len(ends):
+                ends.append(slot.last)
+                longest.append(slot.length)
+            ends[slot.index] = slot.last
+            longest[slot.index] = max(longest[slot.index], slot.length)
+        return lengths[False], lengths[True]
+
+
+def _part(spans: list[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield the intervals that hold elements start to stop of the spans laid end to end."""
+    at = 0
+    for low, high in spans:
+        a, b = max(low, low + start - at), min(high, low + stop - at)
+        if a < b:
+            yield a, b
+        at += high - low
+
+
+def _overlap(some: Iterable[Piece], others: list[Piece]) -> bool:
+    return any(a.region is b.region and a.start < b.stop and b.start < a.stop for a in some for b in others)

@@ -4,14 +4,14 @@ from mpiring.analysis.verify import verify
 from mpiring.collectives import allgather, allreduce, reduce_scatter, ring_allreduce, tree_allreduce
 from mpiring.errors import MismatchError, PeerError, ScheduleError
 from mpiring.runtime.ops import AVERAGE
-
-__version__ = "0.1.0"
+from mpiring.version import __version__
 
 __all__ = [
     "AVERAGE",
     "MismatchError",
     "PeerError",
     "ScheduleError",
+    "__version__",
     "allgather",
     "allreduce",
     "reduce_scatter",

@@ -14,7 +14,7 @@ from mpiring.algorithms import registry
 from mpiring.algorithms.cuts import counts as balanced
 from mpiring.runtime import ops
 from mpiring.runtime.arrays import HOST, Space, wrap
-from mpiring.runtime.channel import Channel, channel_of, existing
+from mpiring.runtime.channel import CHANNEL, Channel, channel_of
 from mpiring.runtime.native import NativePlan, check_native
 from mpiring.runtime.plan import Call, Plan
 from mpiring.runtime.program import Memory, Program, compile_program
@@ -108,15 +108,17 @@ def _run(collective: str, algorithm: str, sendbuf: Any, recvbuf: Any, op: Any, c
     elif sendbuf is MPI.IN_PLACE:
         sendbuf = recvbuf
     try:
-        send, space = wrap(sendbuf, "sendbuf")
-        recv, recv_space = (send, space) if recvbuf is sendbuf else wrap(recvbuf, "recvbuf")
-        layout = space.identity(send), recv_space.identity(recv) if recv is not send else None
-        key = (collective, algorithm, layout, id(op), getattr(op, "handle", None), counts if counts is None else tuple(counts))
-        channel = existing(comm) if isinstance(comm, MPI.Comm) and comm else None
-        plan = channel.plans.get(key) if channel else None
+        send, space = recv, recv_space = wrap(sendbuf, "sendbuf")
+        mine, theirs = space.identity(send), None
+        if recvbuf is not sendbuf:
+            recv, recv_space = wrap(recvbuf, "recvbuf")
+            theirs = recv_space.identity(recv)
+            if theirs == mine:
+                recv, theirs = send, None
+        key = collective, algorithm, mine, theirs, id(op), getattr(op, "handle", 0), counts and tuple(counts)
+        channel = comm.Get_attr(CHANNEL) if isinstance(comm, MPI.Comm) and comm else None
+        plan = channel and channel.plans.get(key)
         if plan is None:
-            if recv is not send and layout[0] == layout[1]:
-                recv = send
             plan = _plan(_Request(collective, algorithm, send, recv, space, recv_space, op, comm, counts), key)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{collective} on rank {_rank(comm)}: {error}") from None

@@ -120,7 +120,8 @@ def _check_results(algorithm: Algorithm, size: int, chunks: int, held: list[dict
                 raise ScheduleError(f"ends without the contribution of {_ranks(missing)}", rank, max(value.step, 0), chunk)
             owner, shape = first.setdefault(chunk, (rank, value.shape))
             if shape != value.shape:
-                raise ScheduleError(f"sums in another order than rank {owner}: their bits can differ", rank, max(value.step, 0), chunk)
+                raise ScheduleError(f"sums in another order than rank {owner}: their bits can differ", rank, max(value.step, 0),
+                                    chunk)
 
 
 def _ranks(mask: int) -> str:

@@ -140,7 +140,7 @@ def _device(module: str, index: int) -> Device:
 
 
 def wrap(buffer: object, argument: str) -> tuple[Any, Space]:
-    """Return the array over a buffer that a caller passed, without a copy, and the space it lives in; TypeError if there is none."""
+    """Return the array over a buffer that a caller passed, without a copy, and its space; TypeError if there is none."""
     if type(buffer) is np.ndarray:
         return buffer, HOST
     module = type(buffer).__module__.partition(".")[0]

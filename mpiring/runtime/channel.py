@@ -83,8 +83,8 @@ def segment_setting() -> int:
     if not text:
         return SEGMENT
     match = re.fullmatch(r"([1-9]\d*)([KkMm]?)", text)
-    if not match or (size := int(match[1]) << {"": 0, "K": 10, "M": 20}[match[2].upper()]) > 1 << 30:
-        raise ValueError(f"MPIRING_SEGMENT is {text!r}, not a number of bytes up to 1024M such as 65536, 512K or 2M")
+    if not match or not 64 <= (size := int(match[1]) << {"": 0, "K": 10, "M": 20}[match[2].upper()]) <= 1 << 30:
+        raise ValueError(f"MPIRING_SEGMENT is {text!r}, not a number of bytes from 64 to 1024M such as 65536, 512K or 2M")
     return size
 
 
@@ -92,21 +92,17 @@ def _free(comm: MPI.Comm, keyval: int, channel: Channel) -> None:
     channel.free()
 
 
-_KEYVAL = MPI.Comm.Create_keyval(delete_fn=_free)
-
-
-def existing(comm: MPI.Comm) -> Channel | None:
-    """Return the comm's channel if it has one."""
-    return comm.Get_attr(_KEYVAL)
+CHANNEL = MPI.Comm.Create_keyval(delete_fn=_free)
+"""The key of the MPI attribute by which a channel hangs on its comm."""
 
 
 def channel_of(comm: MPI.Comm) -> Channel:
     """Return the comm's channel; the first call on a comm makes it, together with all its ranks."""
-    channel = comm.Get_attr(_KEYVAL)
+    channel = comm.Get_attr(CHANNEL)
     if channel is None:
         if comm.size == 1 and MPI.COMM_WORLD.size == 1 and (ranks := launched_size()) > 1:
             warnings.warn(f"this process was launched as one of {ranks} ranks, but its MPI library knows of one only: mpirun is of "
                           "another MPI than the one that mpi4py loads", RuntimeWarning, stacklevel=4)
         channel = Channel(comm)
-        comm.Set_attr(_KEYVAL, channel)
+        comm.Set_attr(CHANNEL, channel)
     return channel

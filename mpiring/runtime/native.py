@@ -16,73 +16,68 @@ from mpiring.errors import MismatchError
 from mpiring.runtime import ops
 from mpiring.runtime.arrays import Space
 from mpiring.runtime.channel import Channel
-from mpiring.runtime.plan import Call
+from mpiring.runtime.plan import Call, Task
 
 LIMIT = 1 << 30
 """Elements of one MPI call: an MPI-3 library counts in a C int."""
 
 
 class NativePlan:
-    """One of MPI's collectives bound to its buffers."""
+    """One of MPI's collectives bound to its buffers: a list of calls."""
 
     algorithm, length = "native", 1
 
     def __init__(self, channel: Channel, call: Call, operation: ops.Operation | None, space: Space, sendbuf: Any, recvbuf: Any,
                  shares: list[int]):
-        self.channel, self.call, self.space, self.shares = channel, call, space, shares
+        self.channel, self.call, self.space = channel, call, space
         self.datatype = ops.mpi_type(recvbuf.dtype)
-        self.op = operation and _mpi_op(operation)
-        self.divide = operation and operation.average and channel.size > 1 and ops.divide(np, recvbuf.dtype, channel.size)
         in_place, scatters = sendbuf is recvbuf, call.collective == "reduce_scatter"
         if in_place and scatters:
             start = sum(shares[:channel.rank])
             recvbuf = recvbuf.reshape(-1)[start:start + shares[channel.rank]]
-        self.sendbuf, self.recvbuf = space.alias(sendbuf), space.alias(recvbuf)
-        self.recv = self._readable(self.recvbuf)
-        if in_place and not scatters:
-            self.send = None
-            self.pulls = [(self.recv, self.recvbuf)] if self.recv is not self.recvbuf else []
-        else:
-            self.send = self._readable(self.sendbuf, separate=in_place)
-            self.pulls = [(self.send, self.sendbuf)] if self.send is not self.sendbuf else []
+        sendbuf, recvbuf = space.alias(sendbuf), space.alias(recvbuf)
+        recv = self._readable(recvbuf)
+        send = None if in_place and not scatters else self._readable(sendbuf, separate=in_place)
+        packed, source = (recv, recvbuf) if send is None else (send, sendbuf)
+        self.tasks: list[Task] = [(space.pull, (packed, source))] if packed is not source else []
+        if space.settle:
+            self.tasks.append((space.settle, ()))
+        self.tasks += self._calls(send, recv, shares, operation)
+        if operation and operation.average and channel.size > 1:
+            self.tasks.append((ops.divide(space.xp if recv is recvbuf else np, recv.dtype, channel.size), (recv,)))
+        if recv is not recvbuf:
+            self.tasks.append((space.push, (recvbuf, recv)))
+
+    def __call__(self) -> None:
+        """Run."""
+        try:
+            for task, args in self.tasks:
+                task(*args)
+        except MPI.Exception as error:
+            if error.Get_error_class() == MPI.ERR_TRUNCATE:
+                raise MismatchError(f"{self.call} on rank {self.channel.rank}: ranks disagree: {error}") from None
+            raise
 
     def _readable(self, array: Any, separate: bool = False) -> Any:
         """Return the array itself if MPI can use it as it is, else room for a packed copy in host memory."""
         direct = array.flags.c_contiguous and self.space.reachable and not separate
         return array if direct else np.empty(array.shape, array.dtype)
 
-    def __call__(self) -> None:
-        """Run."""
-        for host, array in self.pulls:
-            self.space.pull(host, array)
-        if self.space.settle:
-            self.space.settle()
-        try:
-            getattr(self, f"_{self.call.collective}")(self.channel.comm)
-        except MPI.Exception as error:
-            if error.Get_error_class() == MPI.ERR_TRUNCATE:
-                raise MismatchError(f"{self.call} on rank {self.channel.rank}: ranks disagree: {error}") from None
-            raise
-        if self.divide:
-            self.divide(self.recv)
-        if self.recv is not self.recvbuf:
-            self.space.push(self.recvbuf, self.recv)
+    def _calls(self, send: Any, recv: Any, shares: list[int], operation: ops.Operation | None) -> list[Task]:
+        """Return the calls of MPI; `send` None: in place."""
+        comm, op = self.channel.comm, operation and _mpi_op(operation)
+        source = MPI.IN_PLACE if send is None else self._message(send)
+        if self.call.collective == "reduce_scatter":
+            return [(comm.Reduce_scatter, (source, self._message(recv), shares, op))]
+        if self.call.collective == "allgather":
+            return [(comm.Allgatherv, (source, (recv, shares, self.datatype)))]
+        parts = cuts(recv.size, max(1, -(-recv.size // LIMIT)))
+        source, target = send if send is None else send.reshape(-1), recv.reshape(-1)
+        return [(comm.Allreduce, (MPI.IN_PLACE if send is None else self._message(source[part]), self._message(target[part]), op))
+                for part in parts]
 
-    def _allreduce(self, comm: MPI.Comm) -> None:
-        recv = self.recv.reshape(-1)
-        send = None if self.send is None else self.send.reshape(-1)
-        for part in cuts(recv.size, max(1, -(-recv.size // LIMIT))):
-            comm.Allreduce(MPI.IN_PLACE if send is None else self._message(send[part]), self._message(recv[part]), self.op)
-
-    def _reduce_scatter(self, comm: MPI.Comm) -> None:
-        comm.Reduce_scatter(self._message(self.send), self._message(self.recv), self.shares, self.op)
-
-    def _allgather(self, comm: MPI.Comm) -> None:
-        source = MPI.IN_PLACE if self.send is None else self._message(self.send)
-        comm.Allgatherv(source, [self.recv, self.shares, self.datatype])
-
-    def _message(self, array: Any) -> list:
-        return [array, array.size, self.datatype]
+    def _message(self, array: Any) -> tuple[Any, int, MPI.Datatype]:
+        return array, array.size, self.datatype
 
 
 def check_native(call: Call, operation: ops.Operation | None, dtype: np.dtype) -> None:

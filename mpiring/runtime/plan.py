@@ -39,9 +39,10 @@ class Move(NamedTuple):
     """A transfer with its buffers: what the loop below does in one iteration."""
 
     packs: list[Task]                                        # copies that must be over before a send of this iteration
-    posts: list[tuple[int, tuple, int]]                      # receives to post: index, buffer, peer
-    starts: list[tuple[int, tuple, int, int]]                # sends to start: index, buffer, peer, tag
-    ahead: list[Task]                                        # copies for the next iteration's send, started now
+    exchange: tuple | None                                   # the arguments of Sendrecv, where nothing is to be begun early or late
+    posts: list[tuple[int, tuple, int]]                      # else the receives to post: index, buffer, peer,
+    starts: list[tuple[int, tuple, int, int]]                # the sends to start: index, buffer, peer, tag,
+    ahead: list[Task]                                        # and copies for the next iteration's send, started now
     receives: bool
     tag: int                                                 # what the awaited message must carry
     nbytes: int
@@ -68,30 +69,35 @@ class Plan:
         if self.channel.broken:
             raise RuntimeError(f"this comm cannot be used any more ({self.channel.broken}); use a duplicate of it")
         comm, status, settle = self.channel.comm, self.status, self.space.settle
-        irecv, isend, any_tag = comm.Irecv, comm.Isend, MPI.ANY_TAG
+        irecv, isend, sendrecv, any_tag = comm.Irecv, comm.Isend, comm.Sendrecv, MPI.ANY_TAG
         recvs: list[Any] = [None] * self.length
         sends: list[Any] = [None] * self.length
         i = 0
         try:
-            for i, (packs, posts, starts, ahead, receives, tag, nbytes, waits, after) in enumerate(self.moves):
+            for i, (packs, exchange, posts, starts, ahead, receives, tag, nbytes, waits, after) in enumerate(self.moves):
                 for task, args in packs:
                     task(*args)
                 if settle:
                     settle()
-                for j, buffer, peer in posts:
-                    recvs[j] = irecv(buffer, peer, any_tag)
-                for j, buffer, peer, send_tag in starts:
-                    sends[j] = isend(buffer, peer, send_tag)
-                for task, args in ahead:
-                    task(*args)
+                if exchange:
+                    sendrecv(*exchange)
+                    sends[i] = False
+                else:
+                    for j, buffer, peer in posts:
+                        recvs[j] = irecv(buffer, peer, any_tag)
+                    for j, buffer, peer, send_tag in starts:
+                        sends[j] = isend(buffer, peer, send_tag)
+                    for task, args in ahead:
+                        task(*args)
+                    if receives:
+                        recvs[i].Wait(status)
+                    if waits:
+                        sends[i].Wait()
+                        sends[i] = False
                 if receives:
-                    recvs[i].Wait(status)
-                    recvs[i] = False
                     if status.tag != tag or status.count != nbytes:
                         raise Unexpected(status.tag, status.count)
-                if waits:
-                    sends[i].Wait()
-                    sends[i] = False
+                    recvs[i] = False
                 for task, args in after:
                     task(*args)
             if settle:
@@ -105,8 +111,8 @@ class Plan:
         for j, transfer in enumerate(self.transfers):
             nbytes.append(0)
             if transfer.recv_from is not None:
-                buffer = binder.message(transfer.recv)
-                nbytes[j] = buffer[1]
+                buffer = binder.room(transfer.recv)
+                nbytes[j] = (transfer.recv.stop - transfer.recv.start) * binder.dtype.itemsize
                 posts[transfer.post_at].append((j, buffer, transfer.recv_from))
             if transfer.send_to is not None:
                 tag = self.signature | (LAST if transfer.send_last else 0)
@@ -116,18 +122,26 @@ class Plan:
         for j, transfer in enumerate(self.transfers):
             receives, waits = transfer.recv_from is not None, transfer.send_to is not None
             tag = self.signature | (LAST if transfer.recv_last else 0)
-            yield Move(packs[j], posts[j], starts[j], ahead[j], receives, tag, nbytes[j], waits, list(binder.tasks(transfer.after)))
+            exchange = None
+            if not ahead[j] and [post[0] for post in posts[j]] == [start[0] for start in starts[j]] == [j]:
+                (_, recv, source), (_, send, dest, send_tag) = posts[j][0], starts[j][0]
+                exchange = send, dest, send_tag, recv, source, MPI.ANY_TAG, self.status
+            after = list(binder.tasks(transfer.after))
+            yield Move(packs[j], exchange, posts[j], starts[j], ahead[j], receives, tag, nbytes[j], waits, after)
 
 
 class _Binder:
     """Turns pieces into views and actions into calls."""
 
-    def __init__(self, channel: Channel, program: Program, operation: ops.Operation | None, space: Space, sendbuf: Any, recvbuf: Any):
+    def __init__(self, channel: Channel, program: Program, operation: ops.Operation | None, space: Space, sendbuf: Any,
+                 recvbuf: Any):
         self.space, self.dtype = space, recvbuf.dtype
         self.vectors = {program.send: Vector(space.alias(sendbuf)), program.recv: Vector(space.alias(recvbuf))}
-        self.slots = {host: [self._typed(channel.slot(space, index, length * self.dtype.itemsize, host), length)
-                             for index, length in enumerate(lengths)]
-                      for host, lengths in ((False, program.slots), (True, program.host_slots))}
+        needs = ((False, program.slots), (True, program.host_slots))
+        self.scratch = {host: [channel.slot(space, index, length * self.dtype.itemsize, host)
+                               for index, length in enumerate(lengths)] for host, lengths in needs}
+        self.slots = {host: [self._typed(scratch, length) for scratch, length in zip(self.scratch[host], lengths)]
+                      for host, lengths in needs}
         self.combine = operation and operation.combine(space.xp, self.dtype)
         self.divide = operation and operation.average and ops.divide(space.xp, self.dtype, channel.size)
 
@@ -139,12 +153,19 @@ class _Binder:
         view = self.flat(piece).view("u1")
         return view, view.nbytes, MPI.BYTE
 
+    def room(self, piece: Piece) -> tuple[Any, int, MPI.Datatype]:
+        """Return where a message lands: all of a slot, so that there is room for any, or the exact place in recvbuf."""
+        if not isinstance(piece.region, Slot):
+            return self.message(piece)
+        scratch = self.scratch[piece.region.host][piece.region.index]
+        return scratch, scratch.nbytes, MPI.BYTE
+
     def flat(self, piece: Piece) -> Any:
         """Return the one view of a piece that lies in one place, or is empty."""
         if isinstance(piece.region, Slot):
             return self.slots[piece.region.host][piece.region.index][piece.start:piece.stop]
         if piece.start == piece.stop:
-            return self._typed(self.space.scratch(0), 0)
+            return self._typed(self.space.scratch(0), 0)     # a buffer that is not flat has no view of nothing
         return next(self.vectors[piece.region].pieces(piece.start, piece.stop))[0]
 
     def tasks(self, actions: list) -> Iterator[Task]:

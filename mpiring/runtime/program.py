@@ -4,6 +4,9 @@ Steps become transfers: a step's message is cut into segments, and a transfer is
 that runs them (plan.py) works off one transfer after another, but posts receives and starts sends some transfers ahead, as far
 as the data allow: how far is worked out here, from what every transfer reads and writes, and so is the life of every slot of
 scratch. Nothing here knows MPI or NumPy; positions and lengths are in elements.
+
+A message lands in place only if the peer has sent an earlier one, by which the plan has seen that they agree: with a peer that
+disagrees it could be too long, and an MPI library may write past the buffer then (Open MPI 5.0 does). Slots have room for any.
 """
 
 from __future__ import annotations
@@ -206,6 +209,7 @@ class _Compiler:
         self.source_base = 0 if memory.in_place else source[0]
         self.transfers: list[Transfer] = []
         self.slots: list[Slot] = []
+        self.first_from: dict[int, int] = {}
 
     def compile(self) -> Program:
         passes = list(self._passes())
@@ -266,7 +270,8 @@ class _Compiler:
         pieces = [piece for start, stop in spans for _, _, piece in self.where.get(start, stop)]
         length = sum(stop - start for start, stop in spans)
         assert sum(piece.stop - piece.start for piece in pieces) == length, "a schedule sends what the rank does not have"
-        ready = self._earliest(j, self.lead + 1, lambda earlier: _overlap(earlier.writes, pieces))
+        # An empty message waits for all that came before it: the news that a rank has given up travels along it as well.
+        ready = self._earliest(j, self.lead + 1, lambda earlier: _overlap(earlier.writes, pieces) if length else bool(earlier.recv))
         transfer.start_at = max(transfer.start_at, j - self.lead, ready)
         transfer.pack_at = max(transfer.pack_at, j - self.lead - self.memory.staged, ready)
         for piece in pieces:
@@ -299,21 +304,21 @@ class _Compiler:
         transfer.recv_from = step.recv_from
         length = sum(stop - start for start, stop in spans)
         homes = [home for start, stop in spans for home in self._homes(start, stop)]
-        if not step.reduce and len(homes) == 1 and homes[0][2] is not None and homes[0][2].region.flat:
+        known = self.first_from.setdefault(step.recv_from, j) < j
+        direct = not step.reduce and len(homes) == 1 and homes[0][2] is not None and homes[0][2].region.flat
+        if direct and (known or self.memory.staged):
             landing = homes[0][2]
             if not self.memory.staged:
                 hit = self._earliest(j, self.window, lambda earlier: _overlap(earlier.touches, [landing]))
-                transfer.post_at = max(transfer.post_at, hit)
+                transfer.post_at = max(transfer.post_at, hit, self.first_from[step.recv_from] + 1)
             self.where.put(*homes[0])
-        elif length:
+        else:
             landing = Piece(self._slot(length, j, j), 0, length)
             self._settle(transfer, step.reduce, homes, landing.region, done)
-        else:
-            landing = Piece(self.recv, 0, 0)
         transfer.post_at = max(transfer.post_at, j - self.window)
         if isinstance(landing.region, Slot):
             landing.region.first = transfer.post_at
-        if self.memory.staged and length:
+        if self.memory.staged:
             arrived = Piece(self._slot(length, transfer.post_at, j, host=True), 0, length)
             transfer.after.insert(0, Copy(landing, arrived))
             landing = arrived

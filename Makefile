@@ -1,0 +1,68 @@
+# mpiring's two commands, and the rest: `make help`.
+
+MPI ?= openmpi
+NP ?= 8
+BENCH ?=
+PYTHON ?= python3
+RANKS = 1 2 3 4 5 8
+
+# One environment a library, for their launchers clash. BIN is absolute: Intel's mpirun looks for its parts on PATH.
+ENV := $(CURDIR)/.venv/$(MPI)
+BIN := $(ENV)/bin
+MPIRUN = PATH="$(BIN):$$PATH" mpirun
+
+# Open MPI: run as root too, with more ranks than cores, and let ranks that wait give way; no complaint about a missing UCX.
+export OMPI_ALLOW_RUN_AS_ROOT = 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
+export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
+export OMPI_MCA_mpi_yield_when_idle = 1
+export OMPI_MCA_osc = ^ucx
+# MPICH and Intel MPI: let ranks that wait give way.
+export MPIR_CVAR_POLLS_BEFORE_YIELD = 1
+export I_MPI_SPIN_COUNT = 1
+export I_MPI_THREAD_YIELD = 2
+# The environments must not read what the caller's Python adds.
+unexport PYTHONPATH PYTHONHOME
+
+.DEFAULT_GOAL := help
+.PHONY: help bench test tests-alone lint clean
+
+help: ## list the targets (this)
+	@awk -F ':.*## ' '/^[a-z%N-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo '  MPI=openmpi|mpich|impi picks the MPI library (now $(MPI)), NP= the ranks of bench (now $(NP)),'
+	@echo '  BENCH="-b 1M -e 64M" adds bench options, PYTHON= the interpreter of new environments.'
+
+bench: $(ENV)/.run ## compare ring, tree and the MPI library's own allreduce on 8 ranks
+	$(MPIRUN) -np $(NP) $(BIN)/python -m mpiring.bench $(BENCH)
+
+test: tests-alone ## run all tests; the MPI tests at 1, 2, 3, 4, 5 and 8 ranks
+	@for ranks in $(RANKS); do $(MAKE) --no-print-directory test-$$ranks || exit 1; done
+
+tests-alone: $(ENV)/.test
+	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -q tests/pure tests/threads tests/gpu tests/launch tests/cluster
+
+test-N: ## run the MPI tests on N ranks, as in make test-4
+	@echo 'Give a number of ranks: make test-4'; exit 2
+
+test-%: $(ENV)/.test
+	$(MPIRUN) -np $* $(BIN)/python -m pytest -q tests/mpi
+
+lint: $(ENV)/.lint ## check style and types' syntax with ruff
+	$(BIN)/ruff check .
+
+clean: ## remove environments and caches
+	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(ENV)/.run: setup.cfg
+	$(PYTHON) -m venv $(ENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[$(MPI)]'
+	@touch $@
+
+$(ENV)/.test: $(ENV)/.run
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[$(MPI),test,plot,examples]'
+	@touch $@
+
+$(ENV)/.lint: $(ENV)/.run
+	$(BIN)/python -m pip install -q --disable-pip-version-check ruff
+	@touch $@

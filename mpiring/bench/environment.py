@@ -1,0 +1,54 @@
+"""Where a bench runs: what its header says and its JSON records."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Any
+
+import mpi4py
+import numpy as np
+from mpi4py import MPI
+
+import mpiring
+from mpiring.runtime.channel import segment_setting
+from mpiring.runtime.launcher import launched_size
+
+LEVELS = {MPI.THREAD_SINGLE: "SINGLE", MPI.THREAD_FUNNELED: "FUNNELED", MPI.THREAD_SERIALIZED: "SERIALIZED",
+          MPI.THREAD_MULTIPLE: "MULTIPLE"}
+
+
+def describe(comm: MPI.Comm) -> dict[str, Any]:
+    """Describe libraries and machine; collective."""
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    nodes = comm.allreduce(int(node.rank == 0))
+    crowded = comm.allreduce(node.size, MPI.MAX)
+    node.Free()
+    library, version = MPI.get_vendor()
+    return {
+        "mpiring": mpiring.__version__, "library": f"{library} {'.'.join(map(str, version))}", "mpi4py": mpi4py.__version__,
+        "numpy": np.__version__, "python": platform.python_version(), "thread_level": LEVELS[MPI.Query_thread()],
+        "ranks": comm.size, "nodes": nodes, "ranks_per_node": crowded, "cores": os.cpu_count(), "segment": segment_setting(),
+    }
+
+
+def header(environment: dict[str, Any]) -> list[str]:
+    """Return the lines that head a table."""
+    lines = [
+        "mpiring {mpiring} on {library}, mpi4py {mpi4py}, NumPy {numpy}, Python {python}, thread level {thread_level}"
+        .format(**environment),
+        "{ranks} ranks on {nodes} node(s) with {cores} cores".format(**environment),
+    ]
+    if environment["ranks_per_node"] > environment["cores"]:
+        lines.append(f"WARNING: {environment['ranks_per_node']} ranks share {environment['cores']} cores: times say how the ranks "
+                     "take turns; compare them with each other only")
+    return lines
+
+
+def wrong_launcher(comm: MPI.Comm) -> str:
+    """Return what is wrong if the launcher started more ranks than the MPI library knows of."""
+    launched = launched_size()
+    if comm.size == 1 and launched > 1:
+        return (f"launched as one of {launched} ranks, but {MPI.get_vendor()[0]} knows of one only: mpirun is of another MPI "
+                "than the library that mpi4py loads. Use the mpirun of the same environment.")
+    return ""

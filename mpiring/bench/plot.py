@@ -1,0 +1,44 @@
+"""Draw time and bus bandwidth over bytes, one line an algorithm. Needs matplotlib (extra 'plot')."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpiring.bench.report import Result
+
+UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
+
+
+def draw(path: str, environment: dict[str, Any], results: list[Result]) -> None:
+    """Draw results into a file; its ending says which kind."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    first = results[0]
+    figure, (time, bandwidth) = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
+    for marker, name in zip("os^Dvp*X", dict.fromkeys(result.algorithm for result in results)):
+        mine = [result for result in results if result.algorithm == name]
+        sizes = [result.bytes for result in mine]
+        line, = time.plot(sizes, [result.time_us["median"] for result in mine], marker=marker, markersize=4, label=name)
+        time.fill_between(sizes, [result.time_us["min"] for result in mine], [result.time_us["p99"] for result in mine],
+                          color=line.get_color(), alpha=0.12, linewidth=0)
+        bandwidth.plot(sizes, [result.busbw for result in mine], marker=marker, markersize=4, label=name)
+    time.set(xscale="log", yscale="log", ylabel="time (us): median, min to p99", title="time")
+    bandwidth.set(xscale="log", ylabel="busbw (GB/s)", title="bus bandwidth", ylim=(0, None))
+    for axes in (time, bandwidth):
+        axes.set_xlabel("bytes of the vector")
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, _: readable(value))
+        axes.grid(alpha=0.3)
+    time.legend()
+    figure.suptitle(f"{first.collective} {first.op} {first.dtype}".replace("  ", " ") + f", {environment['ranks']} ranks on "
+                    f"{environment['nodes']} node(s) with {environment['cores']} cores, {environment['library']}", fontsize=11)
+    figure.savefig(path, dpi=120)
+
+
+def readable(nbytes: float) -> str:
+    """Write bytes with a unit: 64 KiB."""
+    unit, name = next(((unit, name) for unit, name in UNITS if nbytes >= unit), UNITS[-1])
+    return f"{nbytes / unit:g} {name}"

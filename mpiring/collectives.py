@@ -207,7 +207,7 @@ def _check_arrays(request: _Request) -> None:
         raise ValueError(f"recvbuf has shape {recv.shape}, but sendbuf has {send.shape}")
     if request.space is HOST and not recv.flags.writeable:
         raise ValueError(f"{result} is read-only")
-    if any(stride == 0 and length > 1 for stride, length in zip(recv.strides, recv.shape)):
+    if recv.size and any(stride == 0 and length > 1 for stride, length in zip(recv.strides, recv.shape)):
         raise ValueError(f"{result} has elements that share memory (strides {recv.strides})")
     if not request.in_place and send.size and recv.size and request.space.overlap(send, recv):
         raise ValueError("sendbuf and recvbuf overlap; for a result in place of the input leave recvbuf out")

@@ -42,7 +42,7 @@ class Channel:
         self.comm = comm.Dup()
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size = comm.rank, comm.size
-        self.tag_bits = min(31, (comm.Get_attr(MPI.TAG_UB) + 1).bit_length() - 1)
+        self.tag_bits = min(31, (MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) + 1).bit_length() - 1)
         self.segment = self._agree(segment_setting)
         self.programs, self.plans = Cache(PLANNED), Cache(PLANNED)
         self.broken: str | None = None

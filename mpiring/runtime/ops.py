@@ -40,7 +40,8 @@ class Operation:
     def combine(self, xp, dtype: np.dtype) -> Callable[[object, object, object], object]:
         """Return the function (incoming, held, out) that reduces two arrays of module `xp`."""
         if self.user is None:
-            return getattr(xp, self.ufunc)
+            ufunc = getattr(xp, self.ufunc)
+            return lambda incoming, held, out: ufunc(incoming, held, out=out)     # NumPy wants the keyword for max and min
         return _user_combine(self.user, mpi_type(dtype))
 
 

@@ -1,0 +1,105 @@
+"""Arrays of every kind: layouts, shapes, and whatever else NumPy can wrap."""
+
+import array
+import ctypes
+
+import mpiring
+import numpy as np
+import pytest
+from cases import COMM, LAYOUTS, RANK, SIZE, result, values
+from mpi4py import MPI
+
+DTYPE = np.dtype(np.float64)
+BASE = values(RANK, 60 * 11, DTYPE).reshape(60, 11)
+SUM = result(MPI.SUM, 60 * 11, DTYPE).reshape(60, 11)
+
+
+@pytest.fixture(params=["", "64", "200"])
+def comm(request, monkeypatch):
+    """A comm whose segments are of the usual length, or so short that arrays fall into many."""
+    monkeypatch.setenv("MPIRING_SEGMENT", request.param)
+    comm = COMM.Dup()
+    yield comm
+    comm.Free()
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "native"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_in_place(layout, algorithm, comm):
+    view = LAYOUTS[layout](BASE)
+    around = view if view.base is None else view.base
+    untouched = around.nbytes - view.nbytes
+    assert mpiring.allreduce(view, algorithm=algorithm, comm=comm) is view
+    assert (view == SUM).all()
+    view[...] = 0
+    assert untouched == 0 or not np.any(around), "something outside the view was written"
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "native"])
+def test_layouts_may_differ_between_ranks_and_between_buffers(algorithm, comm):
+    kinds = list(LAYOUTS)
+    send, recv = LAYOUTS[kinds[RANK % len(kinds)]](BASE), LAYOUTS[kinds[(RANK + 2) % len(kinds)]](np.zeros_like(BASE))
+    mpiring.allreduce(send, recv, algorithm=algorithm, comm=comm)
+    assert (recv == SUM).all() and (send == BASE).all()
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "native"])
+def test_shapes(algorithm):
+    for shape in ((), (0,), (1,), (3, 0, 2), (1, 1, 1), (2, 3, 4, 5)):
+        mine = np.full(shape, RANK + 1.0)
+        out = mpiring.allreduce(mine, algorithm=algorithm)
+        assert out is mine and out.shape == shape and (out == SIZE * (SIZE + 1) / 2).all()
+
+
+def test_other_buffers():
+    total = SIZE * (SIZE + 1) // 2
+    for buffer in (bytearray([RANK + 1] * 20), array.array("i", [RANK + 1] * 20), (ctypes.c_double * 20)(*[RANK + 1] * 20),
+                   memoryview(bytearray([RANK + 1] * 20))):
+        out = mpiring.ring_allreduce(buffer)
+        assert isinstance(out, np.ndarray) and (out == total).all()
+        assert (np.asarray(memoryview(buffer)) == total).all()
+    out = mpiring.allreduce(bytes([RANK + 1] * 20), np.zeros(20, np.uint8))
+    assert (out == total).all()
+    assert mpiring.allreduce(np.float64(RANK + 1), np.zeros(())) == total
+
+
+def test_subclasses_keep_their_type():
+    class Mine(np.ndarray):
+        pass
+
+    buffer = np.full(7, 1.0).view(Mine)
+    assert mpiring.allreduce(buffer) is buffer and (buffer == SIZE).all()
+
+
+def test_read_only_input_is_fine():
+    mine = np.full(10, float(RANK))
+    mine.flags.writeable = False
+    assert (mpiring.allreduce(mine, np.zeros(10)) == SIZE * (SIZE - 1) / 2).all()
+    assert (mpiring.allreduce(np.broadcast_to(np.float32(1), (4, 5)), np.zeros((4, 5), np.float32)) == SIZE).all()
+
+
+def test_interleaved_views_do_not_overlap():
+    both = np.zeros(20)
+    both[::2] = RANK + 1
+    assert (mpiring.allreduce(both[::2], both[1::2]) == SIZE * (SIZE + 1) / 2).all()
+    assert (both[::2] == RANK + 1).all()
+
+
+def test_in_place_in_all_its_spellings():
+    for call in (lambda a: mpiring.allreduce(a), lambda a: mpiring.allreduce(a, MPI.IN_PLACE),
+                 lambda a: mpiring.allreduce(MPI.IN_PLACE, a), lambda a: mpiring.allreduce(a, a), lambda a: mpiring.allreduce(a, a[:])):
+        mine = np.ones(10)
+        call(mine)
+        assert (mine == SIZE).all()
+
+
+@pytest.mark.deadline(300)
+@pytest.mark.skipif(SIZE != 2, reason="2 GiB on each rank: 2 ranks are enough")
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "native"])
+def test_more_than_two_gib(algorithm):
+    count = 2**31 + 12345
+    mine = np.zeros(count, np.uint8)
+    mine[::2**20] = 1 + RANK
+    mine[-1] = 7
+    mpiring.allreduce(mine, algorithm=algorithm)
+    assert mine[-1] == 14 and (mine[::2**20] == 3).all() and int(mine.sum(dtype=np.int64)) == 14 + 3 * len(range(0, count, 2**20))

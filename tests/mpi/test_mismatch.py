@@ -1,0 +1,106 @@
+"""Ranks that disagree, or fail on the way: an error on every rank, nothing pending, and the comm is as good as before."""
+
+import mpiring
+import numpy as np
+import pytest
+from cases import COMM, RANK, SIZE
+from mpi4py import MPI
+from spmd import drawn
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.skipif(SIZE < 2, reason="one rank agrees with itself")
+
+
+def attempt(call):
+    """Return the kind and text of the error on this rank, after all ranks are through."""
+    try:
+        call()
+    except Exception as error:
+        found = type(error), str(error)
+    else:
+        found = None, ""
+    COMM.Barrier()
+    return found
+
+
+def assert_usable(comm=COMM):
+    for algorithm in ("ring", "tree"):
+        assert (mpiring.allreduce(np.ones(100), algorithm=algorithm, comm=comm) == comm.size).all()
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "tree"])
+def test_both_values_are_named(algorithm):
+    bad = SIZE - 1
+    kind, text = attempt(lambda: mpiring.allreduce(np.ones(2000 if RANK == bad else 1000), algorithm=algorithm))
+    assert kind is mpiring.MismatchError
+    assert f"allreduce({algorithm}, count {2000 if RANK == bad else 1000}, float64, SUM) on rank {RANK}: ranks disagree" in text
+    assert f"rank {bad} sent" in text or f"rank {bad} saw" in text or f"rank {bad} called" in text
+    if RANK == bad:
+        assert "count 1000" in text
+    assert_usable()
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "tree"])
+@pytest.mark.parametrize("what", ["dtype", "op"])
+def test_same_bytes_of_another_call(algorithm, what):
+    odd = RANK == 0
+    dtype = np.int32 if what == "dtype" and odd else np.float32
+    op = MPI.MAX if what == "op" and odd else MPI.SUM
+    kind, text = attempt(lambda: mpiring.allreduce(np.ones(1000, dtype), op=op, algorithm=algorithm))
+    assert kind is mpiring.MismatchError and "of another call" in text or "belong to another call" in text
+    assert_usable()
+
+
+@drawn(st.tuples(st.sampled_from(["ring", "tree"]), st.integers(0, SIZE - 1), st.integers(0, 3000), st.integers(0, 3000),
+                 st.sampled_from([64, 200, 4096, 1 << 19])), examples=40)
+def test_any_counts(case):
+    algorithm, bad, some, other, segment = case
+    comm = COMM.Dup()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MPIRING_SEGMENT", str(segment))
+        kind, text = attempt(lambda: mpiring.allreduce(np.ones(other if RANK == bad else some), algorithm=algorithm, comm=comm))
+    assert (kind is None) if some == other else (kind is mpiring.MismatchError), (kind, text)
+    assert_usable(comm)
+    comm.Free()
+
+
+def test_long_messages():
+    """Longer than what MPI sends eagerly: an MPI library may write past a receive that is too short."""
+    for some, other in ((500_000, 10_007), (10_007, 500_000), (0, 3_000_000), (3_000_000, 3_000_001)):
+        for algorithm in ("ring", "tree"):
+            kind, text = attempt(lambda: mpiring.allreduce(np.ones(other if RANK == 0 else some, np.float32), algorithm=algorithm))
+            assert kind is mpiring.MismatchError, text
+    assert_usable()
+
+
+def test_halves():
+    kind, _ = attempt(lambda: mpiring.reduce_scatter(np.ones(50_000 if RANK else 20_000)))
+    assert kind is mpiring.MismatchError
+    kind, _ = attempt(lambda: mpiring.allgather(np.ones(50_000 if RANK else 20_000)))
+    assert kind is mpiring.MismatchError
+    shares = [10] * SIZE
+    if RANK == 0:
+        shares = [9, 11, *shares[2:]]
+    kind, text = attempt(lambda: mpiring.reduce_scatter(np.ones(10 * SIZE), counts=shares))
+    assert kind is mpiring.MismatchError, text
+    assert_usable()
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "tree"])
+def test_an_error_in_the_middle_reaches_every_rank(algorithm):
+    with np.errstate(over="raise" if RANK == 0 else "ignore"):
+        kind, text = attempt(lambda: mpiring.allreduce(np.full(1000, 3e38, np.float32), algorithm=algorithm))
+    if RANK == 0:
+        assert kind is FloatingPointError
+    else:
+        assert kind is mpiring.PeerError and "rank 0: FloatingPointError: overflow" in text, (kind, text)
+    assert_usable()
+
+
+def test_another_comm_is_not_touched():
+    other = COMM.Dup()
+    mpiring.allreduce(np.ones(10), comm=other)
+    attempt(lambda: mpiring.allreduce(np.ones(10 + RANK)))
+    assert_usable(other)
+    assert_usable()
+    other.Free()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import faulthandler
 import functools
 import os
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -27,10 +26,15 @@ WORLD = MPI.COMM_WORLD.Dup()
 DEADLINE = 60.0
 """Seconds a test may take; @pytest.mark.deadline(seconds) sets another."""
 
+STDERR = 2
+"""The standard error that pytest does not capture."""
+
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Let rank 0 alone speak."""
+    global STDERR
+    STDERR = os.dup(2)
     config.addinivalue_line("markers", "deadline(seconds): how long the test may take before the run is ended")
     reporter = config.pluginmanager.getplugin("terminalreporter")
     if WORLD.rank and reporter:
@@ -71,15 +75,15 @@ def _deadline(name: str, seconds: float, failure: dict[str, str]) -> Iterator[No
     def fire() -> None:
         text = f"\n{name}: not over after {seconds:g} s on rank {WORLD.rank} of {WORLD.size}"
         text += f"; this rank has failed:\n{failure['text']}" if failure else "; this rank is at:\n"
-        os.write(2, text.encode())
+        os.write(STDERR, text.encode())
         if not failure:
-            faulthandler.dump_traceback(sys.__stderr__.fileno())
+            faulthandler.dump_traceback(STDERR)
         MPI.COMM_WORLD.Abort(3)
 
     timer = threading.Timer(seconds + WORLD.rank * 0.05, fire)
     timer.daemon = True
     timer.start()
-    faulthandler.dump_traceback_later(seconds + 10, exit=True, file=sys.__stderr__)    # for a rank that holds the GIL
+    faulthandler.dump_traceback_later(seconds + 10, exit=True, file=STDERR)    # for a rank that holds the GIL
     try:
         yield
     finally:

@@ -1,0 +1,200 @@
+"""Plans: made once and reused, with scratch of a few segments; what travels is counted, not timed."""
+
+import gc
+import tracemalloc
+from collections import Counter
+
+import mpiring
+import numpy as np
+import pytest
+from cases import COMM, RANK, SIZE
+from mpi4py import MPI
+from mpiring.runtime import channel as channels
+from mpiring.runtime.channel import CHANNEL, Cache
+
+
+@pytest.fixture
+def comm(monkeypatch):
+    monkeypatch.setenv("MPIRING_SEGMENT", "4096")
+    comm = COMM.Dup()
+    yield comm
+    comm.Free()
+
+
+class Counting:
+    """A comm that counts messages and bytes by peer."""
+
+    def __init__(self, comm):
+        self._comm, self.messages, self.bytes = comm, Counter(), Counter()
+
+    def __getattr__(self, name):
+        return getattr(self._comm, name)
+
+    def Isend(self, buffer, dest, tag):  # noqa: N802
+        self.messages[dest] += 1
+        self.bytes[dest] += buffer[1]
+        return self._comm.Isend(buffer, dest, tag)
+
+    def Sendrecv(self, sendbuf, dest, sendtag, *rest):  # noqa: N802
+        self.messages[dest] += 1
+        self.bytes[dest] += sendbuf[1]
+        return self._comm.Sendrecv(sendbuf, dest, sendtag, *rest)
+
+
+@pytest.fixture
+def counted(comm):
+    """The comm, and the counts of what is sent on its channel."""
+    mpiring.allreduce(np.ones(1), comm=comm)
+    channel = comm.Get_attr(CHANNEL)
+    channel.comm, real = Counting(channel.comm), channel.comm
+    yield comm, channel.comm
+    channel.comm = real
+
+
+def test_ring_sends_right_what_the_bound_says(counted):
+    comm, counts = counted
+    nbytes = SIZE * 64 * 1024
+    mpiring.ring_allreduce(np.ones(nbytes, np.uint8), comm=comm)
+    assert set(counts.bytes) == ({(RANK + 1) % SIZE} if SIZE > 1 else set())
+    assert sum(counts.bytes.values()) == 2 * (SIZE - 1) * nbytes // SIZE
+    assert sum(counts.messages.values()) == 2 * (SIZE - 1) * 16
+
+
+def test_tree_sends_the_whole_vector_to_parent_and_children(counted):
+    comm, counts = counted
+    mpiring.tree_allreduce(np.ones(10_000, np.uint8), comm=comm)
+    parent = set() if RANK == 0 else {RANK & (RANK - 1)}
+    children = {RANK + (1 << k) for k in range(8) if RANK % (2 << k) == 0 and RANK + (1 << k) < SIZE}
+    assert set(counts.bytes) == parent | children
+    assert set(counts.bytes.values()) <= {10_000}
+
+
+def test_halves_send_half(counted):
+    comm, counts = counted
+    nbytes = SIZE * 64 * 1024
+    mpiring.reduce_scatter(np.ones(nbytes, np.uint8), np.ones(64 * 1024, np.uint8), comm=comm)
+    assert sum(counts.bytes.values()) == (SIZE - 1) * nbytes // SIZE
+    mpiring.allgather(np.ones(64 * 1024, np.uint8), np.ones(nbytes, np.uint8), comm=comm)
+    assert sum(counts.bytes.values()) == 2 * (SIZE - 1) * nbytes // SIZE
+
+
+def test_scratch_is_a_few_segments_never_the_vector(comm):
+    count, strided = 1 << 19, np.zeros((1 << 19, 2), np.uint8)[:, 1]
+    whole, part = np.ones(count, np.uint8), np.ones(len(range(RANK, count, SIZE)), np.uint8)
+    shares = [len(range(rank, count, SIZE)) for rank in range(SIZE)]
+    mpiring.ring_allreduce(whole, comm=comm)
+    mpiring.tree_allreduce(whole, comm=comm)
+    mpiring.ring_allreduce(strided, comm=comm)
+    mpiring.ring_allreduce(whole, strided, comm=comm)
+    mpiring.reduce_scatter(strided, part, counts=shares, comm=comm)
+    mpiring.allgather(part, strided, counts=shares, comm=comm)
+    channel = comm.Get_attr(CHANNEL)
+    scratch = [slot.nbytes for slot in channel._slots.values()]
+    assert set(scratch) <= {4096} and len(scratch) <= 12, scratch
+
+
+def test_memory_of_a_first_run_does_not_grow_with_the_vector(comm):
+    def peak(count):
+        array = np.ones(count, np.float32)
+        gc.collect()
+        tracemalloc.start()
+        mpiring.ring_allreduce(array, comm=comm)
+        arrays = sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces(
+            [tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)]).traces)
+        tracemalloc.stop()
+        return arrays
+
+    assert peak(1 << 18) <= 8 * 4096
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "native"])
+@pytest.mark.parametrize("op", [MPI.SUM, MPI.MAX, mpiring.AVERAGE], ids=["SUM", "MAX", "AVERAGE"])
+@pytest.mark.parametrize("dtype", [np.float32, np.int16, np.float16])
+def test_running_a_cached_plan_makes_no_array(comm, algorithm, op, dtype):
+    array, strided, out = np.ones(20_000, dtype), np.ones((20_000, 2), dtype)[:, 0], np.ones(20_000, dtype)
+
+    def run():
+        mpiring.allreduce(array, op=op, algorithm=algorithm, comm=comm)
+        mpiring.allreduce(strided, out, op=op, algorithm=algorithm, comm=comm)
+        array[:], strided[:] = 1, 1
+
+    run()
+    domain = tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)
+    made = []
+    real = np.empty
+    gc.collect()
+    tracemalloc.start()
+    try:
+        np.empty = lambda *a, **k: made.append(a) or real(*a, **k)
+        run()
+        peak = sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([domain]).traces)
+    finally:
+        np.empty = real
+        tracemalloc.stop()
+    assert not made and peak == 0
+
+
+def test_a_plan_is_made_once(comm):
+    array, other = np.ones(100), np.ones(100)
+    for _ in range(5):
+        mpiring.allreduce(array, comm=comm)
+        mpiring.allreduce(array, other, comm=comm)
+        mpiring.allreduce(array, comm=comm, algorithm="tree")
+        mpiring.allreduce(array, comm=comm, op=MPI.MAX)
+    channel = comm.Get_attr(CHANNEL)
+    assert len(channel.plans) == 4
+    assert len(channel.programs) == 3
+    assert mpiring.allreduce(np.ones(100), comm=comm) is not None and len(channel.programs) == 3
+
+
+def test_a_plan_does_not_keep_its_buffer(comm):
+    import weakref
+
+    array = np.ones(100)
+    mpiring.allreduce(array, comm=comm)
+    gone = weakref.ref(array)
+    del array
+    assert gone() is None
+
+
+def test_old_plans_are_forgotten(comm, monkeypatch):
+    mpiring.allreduce(np.ones(1), comm=comm)
+    channel = comm.Get_attr(CHANNEL)
+    channel.plans = Cache(50)
+    arrays = [np.ones(10 + n) for n in range(60)]
+    for array in arrays:
+        mpiring.allreduce(array, comm=comm)
+    assert sum(channel.plans.lengths.values()) <= 50 or len(channel.plans) == 1
+    for array in arrays:
+        array[:] = 1
+        assert (mpiring.allreduce(array, comm=comm) == SIZE).all()
+
+
+def test_a_freed_op_is_not_taken_for_a_new_one(comm):
+    def op_that(multiplies):
+        def function(inbuf, inout, _):
+            out = np.frombuffer(inout)
+            out[:] = out * np.frombuffer(inbuf) if multiplies else out + np.frombuffer(inbuf)
+        return MPI.Op.Create(function, commute=True)
+
+    array = np.full(4, 2.0)
+    for multiplies in (False, True, False, True):
+        op = op_that(multiplies)
+        array[:] = 2
+        mpiring.allreduce(array, op=op, comm=comm)
+        assert (array == (2.0**SIZE if multiplies else 2 * SIZE)).all()
+        op.Free()
+
+
+def test_the_channel_goes_with_its_comm():
+    made = []
+    original = channels.Channel.free
+    channels.Channel.free = lambda self: made.append(self) or original(self)
+    try:
+        comm = COMM.Dup()
+        mpiring.allreduce(np.ones(1), comm=comm)
+        private = comm.Get_attr(CHANNEL).comm
+        comm.Free()
+    finally:
+        channels.Channel.free = original
+    assert len(made) == 1 and private == MPI.COMM_NULL

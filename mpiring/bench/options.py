@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import re
+import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -56,6 +58,8 @@ def _complete(parser: _Parser, options: argparse.Namespace) -> None:
         if name not in known and not re.fullmatch(r".+\.py:\w+", name):
             parser.error(f"argument --algorithms: {name!r} is not known for {options.collective}; known: {', '.join(known)}, "
                          "FILE.py:FUNCTION")
+        if name not in known and not Path(name.rpartition(":")[0]).is_file():
+            parser.error(f"argument --algorithms: there is no file {name.rpartition(':')[0]}")
         if ":" in name and (options.collective, options.op) != ("allreduce", "SUM"):
             parser.error("argument --algorithms: FILE.py:FUNCTION is for --collective allreduce and --op SUM")
     if len(set(options.algorithms)) < len(options.algorithms):
@@ -115,21 +119,22 @@ def _dtype(text: str) -> np.dtype:
 
 
 def _above_one(text: str) -> float:
-    factor = float(text)
-    if not factor > 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above 1")
-    return factor
+    if not re.fullmatch(r"\d*\.?\d+", text) or float(text) <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 1")
+    return float(text)
 
 
 def _positive(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return int(text)
+    return _whole(text, 1)
 
 
 def _natural(text: str) -> int:
-    if int(text) < 0:
-        raise argparse.ArgumentTypeError(f"{text} is below 0")
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    if not re.fullmatch(r"\d+", text) or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
     return int(text)
 
 
@@ -143,5 +148,5 @@ class _Parser(argparse.ArgumentParser):
             super()._print_message(message, file)
 
     def error(self, message: str) -> NoReturn:
-        self.print_usage()
+        self.print_usage(sys.stderr)
         self.exit(2, f"{self.prog}: error: {message}\n")

@@ -1,0 +1,153 @@
+"""The bench's command line, as its user meets it: under mpirun, on tiny vectors."""
+
+import csv
+import json
+
+import pytest
+from launch import run
+
+TINY = ["-b", "8", "-e", "1K", "-f", "8", "-n", "3", "-w", "1"]
+KEYS = ["collective", "algorithm", "bytes", "count", "dtype", "op", "time_us", "algbw", "busbw", "native_ratio", "wrong"]
+HEADING = ["bytes", "count", "dtype", "op", "algorithm", "median_us", "min_us", "p99_us", "algbw", "busbw", "xnative", "#wrong"]
+ALL = {"allreduce": ["ring", "tree", "native"], "reduce_scatter": ["ring", "native"], "allgather": ["ring", "native"]}
+
+CORRUPT = """
+import numpy as np
+from mpi4py import MPI
+
+def allreduce(buf, comm):
+    comm.Allreduce(MPI.IN_PLACE, buf)
+    if comm.rank == 1 and buf.size > 5:
+        buf[5] += 1
+"""
+
+
+def bench(ranks, *options):
+    return run(ranks, ["-m", "mpiring.bench", *options])
+
+
+def results(path, ranks, *options):
+    """Run the bench with success, all right, and return what its JSON holds."""
+    done = bench(ranks, *TINY, *options, "--json", str(path))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(path.read_text())["results"]
+    assert found and all(result["wrong"] == 0 for result in found)
+    return found
+
+
+def table(text):
+    """Return the rows of a printed table as dicts by heading."""
+    lines = [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    assert lines[0] == HEADING
+    return [dict(zip(HEADING, line, strict=True)) for line in lines[1:]]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_table_json_and_csv_say_the_same(ranks, tmp_path):
+    done = bench(ranks, *TINY, "--json", str(tmp_path / "b.json"), "--csv", str(tmp_path / "b.csv"))
+    assert done.returncode == 0, done.stderr
+    written = json.loads((tmp_path / "b.json").read_text())
+    assert list(written) == ["environment", "results"]
+    assert (written["environment"]["ranks"], written["environment"]["nodes"]) == (ranks, 1)
+    rows, lines = table(done.stdout), list(csv.DictReader((tmp_path / "b.csv").read_text().splitlines()))
+    assert len(rows) == len(lines) == len(written["results"]) == 4 * 3
+    for row, line, result in zip(rows, lines, written["results"]):
+        assert list(result) == KEYS
+        assert list(result["time_us"]) == ["median", "min", "p99"]
+        assert row["algorithm"] == line["algorithm"] == result["algorithm"]
+        assert int(row["bytes"]) == int(line["bytes"]) == result["bytes"] == 4 * result["count"]
+        assert (row["#wrong"], line["wrong"], result["wrong"]) == ("0", "0", 0)
+        assert float(line["median_us"]) == result["time_us"]["median"] == pytest.approx(float(row["median_us"]), abs=0.01)
+    assert [result["bytes"] for result in written["results"][::3]] == [8, 64, 512, 1024]
+
+
+def test_columns_fit_each_other(tmp_path):
+    found = results(tmp_path / "b.json", 3, "-b", "64K", "-e", "64K")
+    native = found[2]["time_us"]["median"]
+    for result in found:
+        assert result["time_us"]["min"] <= result["time_us"]["median"] <= result["time_us"]["p99"]
+        assert result["algbw"] == pytest.approx(result["bytes"] / result["time_us"]["median"] / 1e3, rel=1e-3)
+        assert result["busbw"] == pytest.approx(result["algbw"] * 4 / 3, rel=1e-3)
+        assert result["native_ratio"] == pytest.approx(native / result["time_us"]["median"], rel=1e-3)
+
+
+@pytest.mark.parametrize("collective", ALL)
+@pytest.mark.parametrize("place", [[], ["--inplace"]])
+def test_every_collective_in_place_and_not(collective, place, tmp_path):
+    found = results(tmp_path / "b.json", 3, "--collective", collective, *place)
+    assert [result["algorithm"] for result in found[:len(ALL[collective])]] == ALL[collective]
+    assert {result["collective"] for result in found} == {collective}
+
+
+@pytest.mark.parametrize("op, dtype", [("MAX", "int32"), ("LOR", "bool"), ("SUM", "float16"), ("AVERAGE", "float64"),
+                                       ("BXOR", "uint8"), ("PROD", "complex64")])
+def test_ops_and_dtypes(op, dtype, tmp_path):
+    found = results(tmp_path / "b.json", 3, "-o", op, "-d", dtype)
+    assert {(result["op"], result["dtype"]) for result in found} == {(op, dtype)}
+    assert {"ring", "tree"} <= {result["algorithm"] for result in found}
+
+
+def test_calls_back_to_back(tmp_path):
+    results(tmp_path / "b.json", 2, "-m", "10")
+
+
+def test_without_check_nothing_is_said_of_wrong_elements(tmp_path):
+    done = bench(2, *TINY, "-c", "0", "--json", str(tmp_path / "b.json"))
+    assert done.returncode == 0, done.stderr
+    assert {row["#wrong"] for row in table(done.stdout)} == {"-"}
+    assert {result["wrong"] for result in json.loads((tmp_path / "b.json").read_text())["results"]} == {None}
+
+
+@pytest.mark.parametrize("ending, magic", [("png", b"\x89PNG\r\n\x1a\n"), ("svg", b"<?xml")])
+def test_plot(ending, magic, tmp_path):
+    pytest.importorskip("matplotlib")
+    done = bench(2, *TINY, "--plot", str(tmp_path / f"plot.{ending}"))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / f"plot.{ending}").read_bytes().startswith(magic)
+
+
+def test_help_is_printed_once():
+    done = bench(3, "--help")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("usage:") == 1
+
+
+@pytest.mark.parametrize("options, complaint", [
+    (["--algorithms", "ring,rign"], "argument --algorithms: 'rign' is not known for allreduce; known: ring, tree, native, "
+                                    "FILE.py:FUNCTION"),
+    (["--algorithms", "nowhere.py:allreduce"], "argument --algorithms: there is no file nowhere.py"),
+    (["--collective", "allgather", "--algorithms", "tree"], "'tree' is not known for allgather"),
+    (["-o", "SUMM"], "'SUMM' is not one of SUM, "),
+    (["-d", "float31"], "'float31' is not one of bool, "),
+    (["-o", "BXOR", "-d", "float32"], "BXOR"),
+    (["-b", "8X"], "'8X' is not a size such as 8, 64K, 16M or 1G"),
+    (["-n", "many"], "argument -n/--iters: 'many' is not a whole number from 1 on"),
+    (["-f", "1"], "argument -f/--stepfactor: '1' is not a number above 1"),
+    (["-b", "1K", "-e", "8"], "argument -e: 8 is less than -b 1024"),
+    (["--plot", "plot.gif"], "'plot.gif' does not end in .png or .svg"),
+])
+def test_a_wrong_command_line_is_told_once(options, complaint):
+    done = bench(2, *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    errors = [line for line in done.stderr.splitlines() if line.startswith("python -m mpiring.bench: error: ")]
+    assert len(errors) == 1 and complaint in errors[0], done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_algorithm_from_a_file(tmp_path):
+    by_hand = "examples/ring_by_hand.py:ring_allreduce"
+    for place in ([], ["--inplace"]):
+        found = results(tmp_path / "b.json", 3, "--algorithms", f"ring,{by_hand}", *place)
+        assert [result["algorithm"] for result in found[:2]] == ["ring", by_hand]
+        assert {result["native_ratio"] for result in found} == {None}
+
+
+def test_a_wrong_result_is_told_with_its_place(tmp_path):
+    path = tmp_path / "corrupt.py"
+    path.write_text(CORRUPT)
+    done = bench(2, *TINY, "--algorithms", f"ring,{path}:allreduce")
+    assert done.returncode == 1
+    assert [row["#wrong"] for row in table(done.stdout)] == ["0", "0", "0", "1", "0", "1", "0", "1"]
+    told = [line for line in done.stderr.splitlines() if line.startswith("WRONG: ")]
+    assert len(told) == 3
+    assert "corrupt.py:allreduce, 64 bytes: 1 wrong, first on rank 1, element 5: " in told[0]

@@ -1,0 +1,122 @@
+"""What mpiring does between hosts: right results, nodes known as such, and no more bytes than the algorithm needs."""
+
+import json
+import time
+
+import hosts
+import pytest
+
+HOSTS = 4
+
+RIGHT = """
+import numpy as np
+from mpi4py import MPI
+import mpiring
+
+comm = MPI.COMM_WORLD
+rank, size = comm.rank, comm.size
+for count in (1, size - 1, size + 1, 1000, 300_001):
+    mine = np.arange(count, dtype=np.int64) % 1000 + rank
+    total = size * (np.arange(count) % 1000) + size * (size - 1) // 2
+    for algorithm in ("ring", "tree", "native"):
+        result = mpiring.allreduce(mine, np.empty_like(mine), algorithm=algorithm)
+        assert np.array_equal(result, total), (algorithm, count, rank)
+    edges = [chunk * (count // size) + min(chunk, count % size) for chunk in range(size + 1)]
+    own = slice(edges[rank], edges[rank + 1])
+    chunk = mpiring.reduce_scatter(mine, np.empty(own.stop - own.start, np.int64))
+    assert np.array_equal(chunk, total[own]), (count, rank)
+    assert np.array_equal(mpiring.allgather(chunk, np.empty(count, np.int64)), total), (count, rank)
+names = comm.gather(MPI.Get_processor_name())
+if rank == 0:
+    print(len(names), "right on", len(set(names)))
+"""
+
+BYTES = """
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+import mpiring
+
+def sent():
+    return int(Path("/sys/class/net/eth0/statistics/tx_bytes").read_text())
+
+comm = MPI.COMM_WORLD
+vector = np.zeros(int(sys.argv[1]) // 4, np.float32)
+for algorithm in ("ring", "tree"):
+    mpiring.allreduce(vector, algorithm=algorithm)      # connects, and makes the plan
+    comm.Barrier()
+    before = sent()
+    mpiring.allreduce(vector, algorithm=algorithm)
+    comm.Barrier()                                      # what this rank sent has been received now, so it has been counted
+    counted = comm.gather(sent() - before)
+    if comm.rank == 0:
+        print(json.dumps(counted))
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    if problem := hosts.missing():
+        pytest.skip(problem)
+    with hosts.made(HOSTS, "1gbit") as up:
+        yield up
+
+
+def program(folder, text):
+    path = folder / "program.py"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize("per_host", [1, 2])
+def test_results_are_right(cluster, tmp_path, per_host):
+    done = cluster.run(per_host, HOSTS * per_host, ["-m", "mpi4py", program(tmp_path, RIGHT)])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[0] == f"{HOSTS * per_host} right on {HOSTS}"
+
+
+def test_bench_knows_the_nodes(cluster, tmp_path):
+    done = cluster.run(1, HOSTS, ["-m", "mpiring.bench", "-b", "1K", "-e", "256K", "-f", "16", "-n", "2", "-w", "1",
+                                  "--json", str(tmp_path / "bench.json")])
+    assert done.returncode == 0, done.stderr
+    bench = json.loads((tmp_path / "bench.json").read_text())
+    assert (bench["environment"]["ranks"], bench["environment"]["nodes"], bench["environment"]["ranks_per_node"]) == (4, 4, 1)
+    assert {result["algorithm"] for result in bench["results"]} == {"ring", "tree", "native"}
+    assert [result["wrong"] for result in bench["results"]] == [0] * len(bench["results"])
+
+
+def test_bytes_sent_are_those_of_the_algorithm(cluster, tmp_path):
+    """Bytes, not seconds: true however busy the machine is. Headers, acknowledgements and resent bytes take 6 % at most."""
+    nbytes = 8 << 20
+    done = cluster.run(1, HOSTS, ["-m", "mpi4py", program(tmp_path, BYTES), str(nbytes)])
+    assert done.returncode == 0, done.stderr
+    ring, tree = (json.loads(line) for line in done.stdout.splitlines()[:2])
+    bound = 2 * (HOSTS - 1) / HOSTS * nbytes
+    assert all(bound <= sent <= 1.06 * bound for sent in ring), (ring, bound)
+    # Rank 0 sends the sum to ranks 2 and 1; rank 2 its share up and the sum on to 3; ranks 1 and 3 send their share up.
+    for sent, vectors in zip(tree, (2, 1, 2, 1)):
+        assert vectors * nbytes <= sent <= 1.06 * vectors * nbytes, (tree, nbytes)
+
+
+def test_ranks_that_hang_are_killed_on_every_host(cluster, tmp_path):
+    hang = "from mpi4py import MPI\nimport time\nprint('hanging', flush=True)\ntime.sleep(1000)\n"
+    with pytest.raises(AssertionError, match="not ended after 3 s"):
+        cluster.run(1, HOSTS, [program(tmp_path, hang)], timeout=3)
+    deadline = time.monotonic() + 10
+    while any(cluster.processes()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(cluster.processes())
+
+
+def test_nothing_stays_behind():
+    if problem := hosts.missing():
+        pytest.skip(problem)
+    with pytest.raises(ZeroDivisionError), hosts.made(2, "none") as up:
+        names = up.names
+        assert all((hosts.NAMES / name).exists() for name in names)
+        raise ZeroDivisionError
+    left = hosts.namespaces()
+    assert not any(name in left or (hosts.NAMES / name).exists() for name in names)

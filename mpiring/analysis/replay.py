@@ -79,8 +79,8 @@ def _check_shape(steps: list[list[Step]]) -> None:
 
 
 def _check_end(steps: list[list[Step]], at: list[int], sent: list[bool]) -> None:
-    """Name the first rank that is stuck, and what it waits for."""
-    for rank, index in enumerate(at):
+    """Name the rank that is furthest behind of those that are stuck, and what it waits for."""
+    for rank, index in sorted(enumerate(at), key=lambda place: place[1]):
         if index < len(steps[rank]):
             step = steps[rank][index]
             send = step.send_to is not None and not sent[rank]

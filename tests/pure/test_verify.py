@@ -1,0 +1,159 @@
+"""verify proves right schedules for every size, and names rank, step and chunk of wrong ones."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from mpiring.algorithms.registry import ALGORITHMS, COLLECTIVES, Algorithm, find
+from mpiring.algorithms.step import IDLE, Step, one
+from mpiring.analysis.verify import verify
+
+from mpiring import ScheduleError
+
+RING, TREE = find("ring"), find("tree")
+
+
+@pytest.mark.parametrize("collective, name", ALGORITHMS)
+def test_every_algorithm_for_every_size_to_64_with_its_cost_lines(collective, name):
+    algorithm = find(name, collective)
+    for size in range(1, 65):
+        proof = verify(name, size, collective=collective)
+        assert (proof.rounds, proof.sent) == (algorithm.rounds(size), algorithm.sent(size))
+
+
+def test_the_proof_says_what_was_found():
+    assert verify("ring", 8) == (14, 8 * 14, Fraction(14, 8))
+    assert verify("tree", 8) == (6, 14, 3)
+
+
+def changed(algorithm, rank, change):
+    """Return the algorithm with one rank's list of steps changed."""
+    def schedule(r, size):
+        steps = list(algorithm.schedule(r, size))
+        return change(steps) if r == rank else steps
+    return replace(algorithm, schedule=schedule)
+
+
+def rejected(algorithm, size, match, rank, step=None, chunk=None):
+    with pytest.raises(ScheduleError, match=match) as caught:
+        verify(algorithm, size)
+    error = caught.value
+    assert (error.rank, error.step, error.chunk) == (rank, step, chunk), str(error)
+
+
+def given_steps(*ranks, chunks=1, collective="allreduce"):
+    """Return an algorithm with these steps for each rank."""
+    return Algorithm("wrong", COLLECTIVES[collective], lambda rank, size: ranks[rank], lambda n: chunks, lambda n: 0,
+                     lambda n: Fraction(0), "")
+
+
+def test_a_contribution_twice():
+    twice = [Step(1 - 0, one(0), 1, one(0), True)] * 2, [Step(0, one(0), 0, one(0), True)] * 2
+    rejected(given_steps(*twice), 2, "adds the contribution of ranks 0, 1 a second time", 0, 1, 0)
+
+
+def test_a_contribution_missing():
+    lazy = replace(TREE, schedule=lambda rank, size: [step._replace(reduce=False) if step.reduce and rank == 2 else step
+                                                      for step in TREE.schedule(rank, size)])
+    rejected(lazy, 4, "ends without the contribution of rank 2", 0, 3 - 2, 0)
+
+
+def test_a_chunk_that_never_comes():
+    alone = replace(find("ring", "allgather"), schedule=lambda rank, size: [])
+    rejected(alone, 2, "never gets the chunk", 0, None, 1)
+
+
+def test_the_wrong_index():
+    def other_chunk(steps):
+        steps[1] = steps[1]._replace(send=one((steps[1].send[0] + 1) % 4))
+        return steps
+    rejected(changed(RING, 2, other_chunk), 4, "receives chunk 0 from rank 2, which sends chunk 1", 3, 1, 0)
+
+
+def test_the_wrong_index_on_all_ranks():
+    shifted = replace(RING, schedule=lambda rank, size: [
+        step._replace(send=one((step.send[0] + 1) % size), recv=one((step.recv[0] + 1) % size)) if index >= size - 1 else step
+        for index, step in enumerate(RING.schedule(rank, size))])
+    with pytest.raises(ScheduleError, match="ends without the contribution"):
+        verify(shifted, 4)
+
+
+def test_swapped_order():
+    def swap(steps):
+        steps[0], steps[1] = steps[1], steps[0]
+        return steps
+    rejected(changed(RING, 1, swap), 4, "receives chunk 2 from rank 0, which sends chunk 3", 1, 0, 2)
+
+
+def test_halves_in_the_wrong_order():
+    backwards = replace(RING, schedule=lambda rank, size: [*list(RING.schedule(rank, size))[size - 1:],
+                                                           *list(RING.schedule(rank, size))[:size - 1]])
+    with pytest.raises(ScheduleError):
+        verify(backwards, 4)
+
+
+def test_everybody_sends_before_anybody_receives():
+    def split(rank, size):
+        for step in RING.schedule(rank, size):
+            yield Step(send_to=step.send_to, send=step.send)
+            yield Step(recv_from=step.recv_from, recv=step.recv, reduce=step.reduce)
+    rejected(replace(RING, schedule=split), 3, r"waits for ever to send chunk 2 to rank 1, which is in step 0 \(sends to 2", 0, 0, 2)
+
+
+def test_the_wrong_peer():
+    rejected(changed(RING, 1, lambda steps: [steps[0]._replace(send_to=3), *steps[1:]]), 4, "waits for ever", 1, 0, 0)
+    rejected(changed(RING, 1, lambda steps: [steps[0]._replace(send_to=1), *steps[1:]]), 4, "sends to rank 1, not a peer", 1, 0, 0)
+    rejected(changed(RING, 1, lambda steps: [steps[0]._replace(recv_from=9), *steps[1:]]), 4, "receives from rank 9, not a peer", 1, 0, 3)
+
+
+def test_a_stale_copy_over_a_finished_sum():
+    """Rank 2 keeps a partial sum and sends it to rank 0, which has the whole one by then."""
+    zero = [Step(recv_from=1, recv=one(0), reduce=True), Step(recv_from=2, recv=one(0), reduce=True), Step(1, one(0)), Step(recv_from=2, recv=one(0))]
+    first = [Step(0, one(0)), IDLE, Step(recv_from=0, recv=one(0)), IDLE]
+    second = [IDLE, Step(0, one(0)), IDLE, Step(0, one(0))]
+    rejected(given_steps(zero, first, second), 3, "ends without the contribution of ranks 0, 1", 0, 3, 0)
+
+
+def test_an_overwrite_while_sending():
+    both = [Step(1, one(0), 1, one(0))], [Step(0, one(0), 0, one(0))]
+    rejected(given_steps(*both), 2, "overwrites a chunk while it is being sent", 0, 0, 0)
+
+
+def test_an_unequal_number_of_rounds():
+    rejected(changed(RING, 2, lambda steps: steps[:-1]), 4, "has 5 rounds where rank 0 has 6", 2, 5)
+    rejected(changed(RING, 2, lambda steps: [*steps, IDLE]), 4, "has 7 rounds where rank 0 has 6", 2, 6)
+
+
+def test_a_step_too_few_on_one_rank():
+    rejected(changed(RING, 2, lambda steps: [*steps[:-1], IDLE]), 4, "waits for ever to send chunk", 1, 5, 3)
+
+
+def test_a_chunk_out_of_range():
+    rejected(changed(RING, 1, lambda steps: [steps[0]._replace(send=one(4)), *steps[1:]]), 4, "there are 4 chunks", 1, 0, 4)
+
+
+def test_sending_what_one_does_not_have():
+    gather = find("ring", "allgather")
+    shifted = replace(gather, schedule=lambda rank, size: [step._replace(send=one((rank + 1) % size), recv=one(rank))
+                                                           for step in gather.schedule(rank, size)])
+    with pytest.raises(ScheduleError, match="sends a chunk that it does not have"):
+        verify(shifted, 3)
+
+
+def test_bits_that_could_differ():
+    """Rank 1 makes (x0 + x1) + (x2 + x3), rank 2 makes ((x2 + x3) + x1) + x0: both whole, but rounded differently."""
+    zero = [IDLE, Step(1, one(0)), Step(2, one(0)), IDLE, Step(recv_from=1, recv=one(0))]
+    first = [IDLE, Step(2, one(0), 0, one(0), True), IDLE, Step(recv_from=3, recv=one(0), reduce=True), Step(0, one(0))]
+    second = [Step(3, one(0), 3, one(0), True), Step(recv_from=1, recv=one(0), reduce=True),
+              Step(recv_from=0, recv=one(0), reduce=True), IDLE, Step(3, one(0))]
+    third = [Step(2, one(0), 2, one(0), True), IDLE, IDLE, Step(1, one(0)), Step(recv_from=2, recv=one(0))]
+    rejected(given_steps(zero, first, second, third), 4, "sums in another order than rank 0", 2, 2, 0)
+
+
+def test_arguments():
+    with pytest.raises(ValueError, match="unknown algorithm 'rign' for allreduce; known: ring, tree"):
+        verify("rign", 4)
+    with pytest.raises(ValueError, match="unknown collective 'sum'; known: allreduce"):
+        verify("ring", 4, collective="sum")
+    with pytest.raises(ValueError, match="size 0"):
+        verify("ring", 0)

@@ -1,0 +1,95 @@
+"""Programs run right where sends are read late: every algorithm, many sizes, segments and layouts. And the ground can tell."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from mpiring.algorithms.cuts import cuts
+from mpiring.algorithms.registry import ALGORITHMS, find
+from mpiring.runtime import program
+from ranks import run_all
+
+import mpiring
+
+ALLREDUCES = [name for collective, name in ALGORITHMS if collective == "allreduce"]
+
+
+def vectors(size, count, dtype=np.float64):
+    return [((np.arange(count) * 5 + 3 * rank) % 7).astype(dtype) for rank in range(size)]
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("segment", [64, 200])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 6, 7, 8])
+@pytest.mark.parametrize("name", ALLREDUCES)
+def test_allreduce(name, size, segment, eager):
+    for count in (0, 1, size + 1, 200):
+        inputs = vectors(size, count)
+        total = sum(inputs)
+        for out in run_all(find(name), inputs, [np.zeros(count) for _ in range(size)], segment=segment, eager=eager):
+            assert (out == total).all()
+        for out in run_all(find(name), inputs, segment=segment, eager=eager):
+            assert (out == total).all()
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("name", ALLREDUCES)
+def test_views_and_average(name, size):
+    for op, expected in ((MPI.SUM, sum(vectors(size, 150))), (mpiring.AVERAGE, sum(vectors(size, 150)) / size)):
+        views = [np.zeros((150, 2))[::-1, 1] for _ in range(size)]
+        for view, vector in zip(views, vectors(size, 150)):
+            view[:] = vector
+        others = [np.zeros((30, 5)).T.reshape(5, 30).T.reshape(-1, order="A") for _ in range(size)]
+        for out in run_all(find(name), views, others, op=op):
+            assert np.allclose(out, expected, rtol=1e-15)
+        for out in run_all(find(name), views, op=op):
+            assert np.allclose(out, expected, rtol=1e-15)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+def test_halves(size):
+    for count in (0, 1, size + 1, 400):
+        own = cuts(count, size)
+        inputs, total = vectors(size, count), sum(vectors(size, count))
+        parts = run_all(find("ring", "reduce_scatter"), inputs, [np.zeros(c.stop - c.start) for c in own])
+        assert all((part == total[c]).all() for part, c in zip(parts, own))
+        assert all((a == b).all() for a, b in zip(inputs, vectors(size, count)))
+        run_all(find("ring", "reduce_scatter"), inputs)
+        assert all((vector[c] == total[c]).all() for vector, c in zip(inputs, own))
+        for whole in run_all(find("ring", "allgather"), parts, [np.zeros(count) for _ in range(size)]):
+            assert (whole == total).all()
+
+
+@pytest.mark.parametrize("what", ["sends start at once", "receives are posted at once", "slots are shared"])
+def test_a_program_without_one_of_its_cares_is_caught(what, monkeypatch):
+    if what == "slots are shared":
+        monkeypatch.setattr(program._Compiler, "_allocate", lambda self: (
+            [setattr(slot, "index", 0) for slot in self.slots] and [max(slot.length for slot in self.slots)] or [], []))
+    else:
+        field = "start_at" if what.startswith("sends") else "post_at"
+        original = program.compile_program
+
+        def careless(*args, **options):
+            compiled = original(*args, **options)
+            for j, transfer in enumerate(compiled.transfers):
+                setattr(transfer, field, max(0, j - 40))
+                transfer.pack_at = transfer.start_at
+            return compiled
+
+        monkeypatch.setattr("ranks.compile_program", careless)
+    inputs = vectors(4, 600)
+    total = sum(inputs)
+    results = run_all(find("ring"), inputs, eager=not what.startswith("receives"))
+    assert not all((out == total).all() for out in results)
+
+
+def test_a_message_that_nobody_receives_is_caught(monkeypatch):
+    import ranks
+
+    monkeypatch.setattr(ranks, "PATIENCE", 0.2)
+    monkeypatch.setattr("mpiring.runtime.plan.give_up", lambda plan, at, recvs, sends, error: error)
+    from dataclasses import replace
+
+    ring = find("ring")
+    short = replace(ring, schedule=lambda rank, size: list(ring.schedule(rank, size))[:-1 if rank == 0 else None])
+    with pytest.raises(TimeoutError):
+        run_all(short, vectors(3, 10))

@@ -58,14 +58,6 @@ class Host:
         """Copy between arrays of this space."""
         np.copyto(target, source)
 
-    def pull(self, packed: np.ndarray, array: np.ndarray) -> None:
-        """Copy an array into a packed one in host memory."""
-        np.copyto(packed, array)
-
-    def push(self, array: np.ndarray, packed: np.ndarray) -> None:
-        """Copy a packed array in host memory back."""
-        np.copyto(array, packed)
-
 
 class Device:
     """Arrays on a GPU, of CuPy or of a module like it. Work goes to the caller's current stream."""
@@ -113,13 +105,12 @@ class Device:
             self.xp.copyto(target, source)
 
     def pull(self, packed: np.ndarray, array: Any) -> None:
-        """As for the host; waits for the copy."""
+        """Copy an array, whatever its strides, into a packed one in host memory; wait for it."""
         array.get(out=packed)
 
     def push(self, array: Any, packed: np.ndarray) -> None:
-        """As for the host; waits for the copy."""
+        """Start the copy of a packed array in host memory into an array, whatever its strides."""
         array[...] = self.xp.asarray(packed)
-        self.settle()
 
     def settle(self) -> None:
         """Wait for all that was started on the current stream."""
@@ -144,7 +135,7 @@ def wrap(buffer: object, argument: str) -> tuple[Any, Space]:
     if type(buffer) is np.ndarray:
         return buffer, HOST
     module = type(buffer).__module__.partition(".")[0]
-    if module in DEVICE_MODULES:
+    if module in DEVICE_MODULES and isinstance(buffer, sys.modules[module].ndarray):
         return buffer, _device(module, buffer.device.id)
     if isinstance(buffer, np.ma.MaskedArray):
         raise TypeError(f"{argument} is a masked array: pass its .data")

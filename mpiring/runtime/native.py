@@ -1,7 +1,7 @@
 """The MPI library's own collectives, with the same call as a plan: what every algorithm here is measured against.
 
 Here MPI reduces, so its datatypes and its results count, not NumPy's: what the library cannot do is refused before anything is
-sent. Arrays that MPI cannot read as they are (strided, or on a GPU that it does not reach) go through a packed copy.
+sent. Arrays that MPI cannot read as they are go through a packed copy: in host memory where it does not reach the GPU.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ class NativePlan:
         recv = self._readable(recvbuf)
         send = None if in_place and not scatters else self._readable(sendbuf, separate=in_place)
         packed, source = (recv, recvbuf) if send is None else (send, sendbuf)
-        self.tasks: list[Task] = [(space.pull, (packed, source))] if packed is not source else []
-        if space.settle:
-            self.tasks.append((space.settle, ()))
-        self.tasks += self._calls(send, recv, shares, operation)
+        xp, pull, push = (space.xp, space.copy, space.copy) if space.reachable else (np, space.pull, space.push)
+        settle: list[Task] = [(space.settle, ())] if space.settle else []
+        self.tasks: list[Task] = [(pull, (packed, source))] if packed is not source else []
+        self.tasks += settle + self._calls(send, recv, shares, operation)
         if operation and operation.average and channel.size > 1:
-            self.tasks.append((ops.divide(space.xp if recv is recvbuf else np, recv.dtype, channel.size), (recv,)))
+            self.tasks.append((ops.divide(xp, recv.dtype, channel.size), (recv,)))
         if recv is not recvbuf:
-            self.tasks.append((space.push, (recvbuf, recv)))
+            self.tasks.append((push, (recvbuf, recv)))
+        self.tasks += settle
 
     def __call__(self) -> None:
         """Run."""
@@ -59,9 +60,11 @@ class NativePlan:
             raise
 
     def _readable(self, array: Any, separate: bool = False) -> Any:
-        """Return the array itself if MPI can use it as it is, else room for a packed copy in host memory."""
-        direct = array.flags.c_contiguous and self.space.reachable and not separate
-        return array if direct else np.empty(array.shape, array.dtype)
+        """Return the array itself if MPI can use it as it is, else room for a packed copy."""
+        if array.flags.c_contiguous and self.space.reachable and not separate:
+            return array
+        make = self.space.scratch if self.space.reachable else self.space.host_scratch
+        return make(array.nbytes).view(array.dtype).reshape(array.shape)
 
     def _calls(self, send: Any, recv: Any, shares: list[int], operation: ops.Operation | None) -> list[Task]:
         """Return the calls of MPI; `send` None: in place."""

@@ -150,6 +150,8 @@ class _Binder:
 
     def message(self, piece: Piece) -> tuple[Any, int, MPI.Datatype]:
         """Return a flat piece as MPI takes it: bytes."""
+        if piece.start == piece.stop:
+            return b"", 0, MPI.BYTE     # a buffer that is not flat has no view of nothing, and MPI may not reach it
         view = self.flat(piece).view("u1")
         return view, view.nbytes, MPI.BYTE
 
@@ -161,11 +163,9 @@ class _Binder:
         return scratch, scratch.nbytes, MPI.BYTE
 
     def flat(self, piece: Piece) -> Any:
-        """Return the one view of a piece that lies in one place, or is empty."""
+        """Return the one view of a piece that lies in one place."""
         if isinstance(piece.region, Slot):
             return self.slots[piece.region.host][piece.region.index][piece.start:piece.stop]
-        if piece.start == piece.stop:
-            return self._typed(self.space.scratch(0), 0)     # a buffer that is not flat has no view of nothing
         return next(self.vectors[piece.region].pieces(piece.start, piece.stop))[0]
 
     def tasks(self, actions: list) -> Iterator[Task]:
@@ -197,7 +197,8 @@ class _Binder:
 
     def _triples(self, action: Combine) -> Iterator[tuple[Any, Any, Any]]:
         if action.held.region.flat:
-            yield self.flat(action.incoming), self.flat(action.held), self.flat(action.target)
+            views = {piece: self.flat(piece) for piece in action}     # one view a place: CuPy copies operands that overlap another
+            yield views[action.incoming], views[action.held], views[action.target]
             return
         for part, held in self._pairs(action.incoming, action.held):
             yield part, held, part

@@ -202,9 +202,9 @@ class _Compiler:
         self.steps = [step for step in algorithm.schedule(rank, size) if step.send_to is not None or step.recv_from is not None]
         self.recv = Region("recvbuf", memory.recv_flat)
         self.send = self.recv if memory.in_place else Region("sendbuf", memory.send_flat)
-        whole = memory.in_place and len(self.wanted) != len(shares)
+        self.homeless = len(self.wanted) != len(shares)     # a chunk may have no place in recvbuf; the same on all ranks
         self.home = self._span(self.wanted)
-        self.home_base = 0 if whole else self.home[0]
+        self.home_base = 0 if memory.in_place and self.homeless else self.home[0]
         source = self._span(self.given)
         self.source_base = 0 if memory.in_place else source[0]
         self.transfers: list[Transfer] = []
@@ -233,8 +233,7 @@ class _Compiler:
     def _passes(self) -> Iterator[list[tuple[int, int]]]:
         """Cut every chunk into the parts that go through the schedule together: all of it where every chunk has a home."""
         longest = max((stop - start for start, stop in zip(self.edges, self.edges[1:])), default=0)
-        homeless = self.home != (0, self.edges[-1])
-        passes = max(1, -(-longest // (GROUP * self.segment))) if homeless else 1
+        passes = max(1, -(-longest // (GROUP * self.segment))) if self.homeless else 1
         parts = [[slice(start + part.start, start + part.stop) for part in cuts(stop - start, passes)]
                  for start, stop in zip(self.edges, self.edges[1:])]
         for spans in zip(*parts):

@@ -37,9 +37,12 @@ bench: $(ENV)/.run ## compare ring, tree and the MPI library's own allreduce on 
 
 test: tests-alone ## run all tests; the MPI tests at 1, 2, 3, 4, 5 and 8 ranks
 	@for ranks in $(RANKS); do $(MAKE) --no-print-directory test-$$ranks || exit 1; done
+	$(MPIRUN) -np 3 $(BIN)/python -m pytest -q tests/gpu
 
+# Programs that start mpirun themselves run in a process of their own, which has not started MPI.
 tests-alone: $(ENV)/.test
-	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -q tests/pure tests/threads tests/gpu tests/launch tests/cluster
+	$(BIN)/python -m pytest -q tests/pure tests/threads
+	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -q tests/launch tests/cluster
 
 test-N: ## run the MPI tests on N ranks, as in make test-4
 	@echo 'Give a number of ranks: make test-4'; exit 2

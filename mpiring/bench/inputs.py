@@ -20,7 +20,7 @@ def pattern(op: str, dtype: np.dtype, rank: int, size: int) -> np.ndarray:
     if op == "PROD":
         values = 1 + (place % (size + 1) == rank)
     elif op in ("SUM", "AVERAGE"):
-        values = (place + 3 * rank) % (max(1, min(7, _exact(dtype) // size)) + 1)
+        values = (place // (rank + 1) + rank) % (max(1, min(7, _exact(dtype) // size)) + 1)
     else:
         values = (place // (rank + 1) + rank) % 4
     if dtype.kind == "b":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import re
 import sys
 from pathlib import Path
@@ -71,6 +72,10 @@ def _complete(parser: _Parser, options: argparse.Namespace) -> None:
             ops.find(ops.NAMES[options.op], options.datatype)
         except TypeError as error:
             parser.error(str(error))
+    for option in ("json", "csv", "plot"):
+        path = getattr(options, option)
+        if path and not os.path.isdir(os.path.dirname(path) or "."):
+            parser.error(f"argument --{option}: there is no folder {os.path.dirname(path)!r}")
     if options.plot:
         if not options.plot.endswith((".png", ".svg")):
             parser.error(f"argument --plot: {options.plot!r} does not end in .png or .svg")

@@ -3,8 +3,9 @@
 import json
 import time
 
-import hosts
 import pytest
+
+import hosts
 
 HOSTS = 4
 

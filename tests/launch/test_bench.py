@@ -4,6 +4,7 @@ import csv
 import json
 
 import pytest
+
 from launch import run
 
 TINY = ["-b", "8", "-e", "1K", "-f", "8", "-n", "3", "-w", "1"]

@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+
 from launch import ROOT, run
 
 SAME_BITS = f"""

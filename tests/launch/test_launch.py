@@ -5,6 +5,7 @@ import re
 import time
 
 import pytest
+
 from launch import ROOT, SETTINGS, run
 
 

@@ -2,13 +2,15 @@
 
 import itertools
 
-import mpiring
 import numpy as np
 import pytest
-from cases import BFLOAT16, COMM, COUNTS, DTYPES, RANK, SIZE, bits, result, same_bits, values
 from mpi4py import MPI
+
+import mpiring
 from mpiring.algorithms import registry
 from mpiring.runtime import ops
+
+from cases import BFLOAT16, COMM, COUNTS, DTYPES, RANK, SIZE, bits, result, same_bits, values
 
 ALGORITHMS = [*registry.names("allreduce"), "native"]
 OURS = registry.names("allreduce")
@@ -89,7 +91,7 @@ def test_same_bits_on_every_rank_and_every_run(algorithm):
     wide = np.zeros((10007, 2), np.float32)
     wide[:, 0] = mine
     assert mpiring.allreduce(wide[:, 0], algorithm=algorithm).tobytes() == first.tobytes()
-    exact = np.sum([np.random.default_rng(rank).normal(size=10007).astype(np.float32).astype(np.float64) for rank in range(SIZE)], axis=0)
+    exact = np.sum([np.random.default_rng(rank).normal(size=10007).astype(np.float32) for rank in range(SIZE)], axis=0, dtype=float)
     assert np.allclose(first, exact, rtol=1e-5, atol=1e-5)
 
 

@@ -3,11 +3,13 @@
 import array
 import ctypes
 
-import mpiring
 import numpy as np
 import pytest
-from cases import COMM, LAYOUTS, RANK, SIZE, result, values
 from mpi4py import MPI
+
+import mpiring
+
+from cases import COMM, LAYOUTS, RANK, SIZE, result, values
 
 DTYPE = np.dtype(np.float64)
 BASE = values(RANK, 60 * 11, DTYPE).reshape(60, 11)
@@ -87,7 +89,8 @@ def test_interleaved_views_do_not_overlap():
 
 def test_in_place_in_all_its_spellings():
     for call in (lambda a: mpiring.allreduce(a), lambda a: mpiring.allreduce(a, MPI.IN_PLACE),
-                 lambda a: mpiring.allreduce(MPI.IN_PLACE, a), lambda a: mpiring.allreduce(a, a), lambda a: mpiring.allreduce(a, a[:])):
+                 lambda a: mpiring.allreduce(MPI.IN_PLACE, a), lambda a: mpiring.allreduce(a, a),
+                 lambda a: mpiring.allreduce(a, a[:])):
         mine = np.ones(10)
         call(mine)
         assert (mine == SIZE).all()

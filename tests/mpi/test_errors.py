@@ -1,10 +1,12 @@
 """Wrong use on one rank: an error before anything is sent, naming rank and argument."""
 
-import mpiring
 import numpy as np
 import pytest
-from cases import COMM, RANK, SIZE
 from mpi4py import MPI
+
+import mpiring
+
+from cases import COMM, RANK, SIZE
 
 PLACE = f"allreduce on rank {RANK}: "
 

@@ -1,12 +1,14 @@
 """reduce_scatter and allgather: the ring's halves, also for counts that do not divide and for counts of the caller's."""
 
-import mpiring
 import numpy as np
 import pytest
-from cases import COMM, COUNTS, LAYOUTS, RANK, SIZE, result, values
 from mpi4py import MPI
+
+import mpiring
 from mpiring.algorithms.cuts import counts as balanced
 from mpiring.algorithms.cuts import cuts, offsets
+
+from cases import COMM, COUNTS, LAYOUTS, RANK, SIZE, result, values
 
 ALGORITHMS = ["ring", "native"]
 
@@ -74,7 +76,8 @@ def test_many_segments(monkeypatch):
         mine, part = values(RANK, count, np.dtype(np.float32)), np.zeros(own.stop - own.start, np.float32)
         mpiring.reduce_scatter(mine, part, comm=comm)
         assert (part == result(MPI.SUM, count, np.dtype(np.float32))[own]).all()
-        assert (mpiring.allgather(part, np.zeros(count, np.float32), comm=comm) == result(MPI.SUM, count, np.dtype(np.float32))).all()
+        whole = mpiring.allgather(part, np.zeros(count, np.float32), comm=comm)
+        assert (whole == result(MPI.SUM, count, np.dtype(np.float32))).all()
         assert (mpiring.reduce_scatter(mine, comm=comm) == part).all()
     comm.Free()
 

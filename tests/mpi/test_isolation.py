@@ -1,10 +1,12 @@
 """The caller's traffic and ours never meet, and comms come and go."""
 
-import mpiring
 import numpy as np
 import pytest
-from cases import COMM, RANK, SIZE
 from mpi4py import MPI
+
+import mpiring
+
+from cases import COMM, RANK, SIZE
 
 RIGHT, LEFT = (RANK + 1) % SIZE, (RANK - 1) % SIZE
 

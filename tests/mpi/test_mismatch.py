@@ -1,12 +1,14 @@
 """Ranks that disagree, or fail on the way: an error on every rank, nothing pending, and the comm is as good as before."""
 
-import mpiring
 import numpy as np
 import pytest
-from cases import COMM, RANK, SIZE
-from mpi4py import MPI
-from spmd import drawn
 from hypothesis import strategies as st
+from mpi4py import MPI
+
+import mpiring
+
+from cases import COMM, RANK, SIZE
+from spmd import drawn
 
 pytestmark = pytest.mark.skipif(SIZE < 2, reason="one rank agrees with itself")
 
@@ -47,7 +49,7 @@ def test_same_bytes_of_another_call(algorithm, what):
     dtype = np.int32 if what == "dtype" and odd else np.float32
     op = MPI.MAX if what == "op" and odd else MPI.SUM
     kind, text = attempt(lambda: mpiring.allreduce(np.ones(1000, dtype), op=op, algorithm=algorithm))
-    assert kind is mpiring.MismatchError and "of another call" in text or "belong to another call" in text
+    assert kind is mpiring.MismatchError and "belong to another call" in text
     assert_usable()
 
 

@@ -4,13 +4,15 @@ import gc
 import tracemalloc
 from collections import Counter
 
-import mpiring
 import numpy as np
 import pytest
-from cases import COMM, RANK, SIZE
 from mpi4py import MPI
+
+import mpiring
 from mpiring.runtime import channel as channels
 from mpiring.runtime.channel import CHANNEL, Cache
+
+from cases import COMM, RANK, SIZE
 
 
 @pytest.fixture
@@ -30,12 +32,12 @@ class Counting:
     def __getattr__(self, name):
         return getattr(self._comm, name)
 
-    def Isend(self, buffer, dest, tag):  # noqa: N802
+    def Isend(self, buffer, dest, tag):
         self.messages[dest] += 1
         self.bytes[dest] += buffer[1]
         return self._comm.Isend(buffer, dest, tag)
 
-    def Sendrecv(self, sendbuf, dest, sendtag, *rest):  # noqa: N802
+    def Sendrecv(self, sendbuf, dest, sendtag, *rest):
         self.messages[dest] += 1
         self.bytes[dest] += sendbuf[1]
         return self._comm.Sendrecv(sendbuf, dest, sendtag, *rest)

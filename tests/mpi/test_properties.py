@@ -1,13 +1,15 @@
 """Properties over drawn cases; the draw is rank 0's."""
 
-import mpiring
 import numpy as np
 import pytest
-from cases import COMM, DTYPES, RANK, SIZE, bits, result, same_bits, values
 from hypothesis import strategies as st
+
+import mpiring
 from mpiring.algorithms.cuts import counts as balanced
 from mpiring.algorithms.cuts import offsets
 from mpiring.runtime import ops
+
+from cases import COMM, DTYPES, RANK, SIZE, bits, result, same_bits, values
 from spmd import drawn
 
 PAIRS = []

@@ -1,7 +1,8 @@
 """The tests' own ground: cases that are drawn are the same on every rank."""
 
-from cases import COMM
 from hypothesis import strategies as st
+
+from cases import COMM
 from spmd import drawn
 
 

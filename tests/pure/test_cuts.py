@@ -4,6 +4,7 @@ import doctest
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mpiring.algorithms import cuts as module
 from mpiring.algorithms.cuts import counts, cuts, offsets
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
+
+from mpiring import ScheduleError
 from mpiring.algorithms.registry import ALGORITHMS, COLLECTIVES, Algorithm, find
 from mpiring.algorithms.step import IDLE, Step, one
 from mpiring.analysis.verify import verify
-
-from mpiring import ScheduleError
 
 RING, TREE = find("ring"), find("tree")
 
@@ -32,6 +32,11 @@ def changed(algorithm, rank, change):
         steps = list(algorithm.schedule(r, size))
         return change(steps) if r == rank else steps
     return replace(algorithm, schedule=schedule)
+
+
+def first_step(**fields):
+    """Return the ring with fields of rank 1's first step changed."""
+    return changed(RING, 1, lambda steps: [steps[0]._replace(**fields), *steps[1:]])
 
 
 def rejected(algorithm, size, match, rank, step=None, chunk=None):
@@ -97,18 +102,19 @@ def test_everybody_sends_before_anybody_receives():
         for step in RING.schedule(rank, size):
             yield Step(send_to=step.send_to, send=step.send)
             yield Step(recv_from=step.recv_from, recv=step.recv, reduce=step.reduce)
-    rejected(replace(RING, schedule=split), 3, r"waits for ever to send chunk 2 to rank 1, which is in step 0 \(sends to 2", 0, 0, 2)
+    rejected(replace(RING, schedule=split), 3, r"waits for ever to send chunk 2 to rank 1, which is in step 0 \(sends to", 0, 0, 2)
 
 
 def test_the_wrong_peer():
-    rejected(changed(RING, 1, lambda steps: [steps[0]._replace(send_to=3), *steps[1:]]), 4, "waits for ever", 1, 0, 0)
-    rejected(changed(RING, 1, lambda steps: [steps[0]._replace(send_to=1), *steps[1:]]), 4, "sends to rank 1, not a peer", 1, 0, 0)
-    rejected(changed(RING, 1, lambda steps: [steps[0]._replace(recv_from=9), *steps[1:]]), 4, "receives from rank 9, not a peer", 1, 0, 3)
+    rejected(first_step(send_to=3), 4, "waits for ever", 1, 0, 0)
+    rejected(first_step(send_to=1), 4, "sends to rank 1, not a peer", 1, 0, 0)
+    rejected(first_step(recv_from=9), 4, "receives from rank 9, not a peer", 1, 0, 3)
 
 
 def test_a_stale_copy_over_a_finished_sum():
     """Rank 2 keeps a partial sum and sends it to rank 0, which has the whole one by then."""
-    zero = [Step(recv_from=1, recv=one(0), reduce=True), Step(recv_from=2, recv=one(0), reduce=True), Step(1, one(0)), Step(recv_from=2, recv=one(0))]
+    zero = [Step(recv_from=1, recv=one(0), reduce=True), Step(recv_from=2, recv=one(0), reduce=True), Step(1, one(0)),
+            Step(recv_from=2, recv=one(0))]
     first = [Step(0, one(0)), IDLE, Step(recv_from=0, recv=one(0)), IDLE]
     second = [IDLE, Step(0, one(0)), IDLE, Step(0, one(0))]
     rejected(given_steps(zero, first, second), 3, "ends without the contribution of ranks 0, 1", 0, 3, 0)
@@ -129,7 +135,7 @@ def test_a_step_too_few_on_one_rank():
 
 
 def test_a_chunk_out_of_range():
-    rejected(changed(RING, 1, lambda steps: [steps[0]._replace(send=one(4)), *steps[1:]]), 4, "there are 4 chunks", 1, 0, 4)
+    rejected(first_step(send=one(4)), 4, "there are 4 chunks", 1, 0, 4)
 
 
 def test_sending_what_one_does_not_have():

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+
 from mpiring.algorithms.cuts import counts as balanced
 from mpiring.algorithms.registry import Algorithm
 from mpiring.runtime import ops
@@ -53,7 +54,7 @@ class Send:
     def __init__(self, exchange: Exchange, data: np.ndarray, tag: int):
         self.exchange, self.data, self.tag, self.done = exchange, data, tag, False
 
-    def Wait(self, status: Any = None) -> None:  # noqa: N802
+    def Wait(self, status: Any = None) -> None:
         self.exchange.wait_for(lambda: self.done, "a send that nobody receives")
 
 
@@ -67,7 +68,7 @@ class Recv:
             self.send, send.done = send, True
             self.data[:send.data.size] = send.data
 
-    def Wait(self, status: Status) -> None:  # noqa: N802
+    def Wait(self, status: Status) -> None:
         sends = self.exchange.sends[self.pair]
         self.exchange.wait_for(lambda: len(sends) > self.number, f"no message {self.number} from {self.pair[0]} to {self.pair[1]}")
         time.sleep(PAUSE)
@@ -87,7 +88,7 @@ class ThreadComm:
     def __init__(self, exchange: Exchange, rank: int):
         self.exchange, self.rank, self.posted = exchange, rank, defaultdict(int)
 
-    def Isend(self, buffer: tuple, dest: int, tag: int) -> Send:  # noqa: N802
+    def Isend(self, buffer: tuple, dest: int, tag: int) -> Send:
         data = np.frombuffer(buffer[0], np.uint8, buffer[1])
         send = Send(self.exchange, data.copy() if self.exchange.eager else data, tag)
         with self.exchange.changed:
@@ -97,7 +98,7 @@ class ThreadComm:
             self.exchange.changed.notify_all()
         return send
 
-    def Irecv(self, buffer: tuple, source: int, tag: int) -> Recv:  # noqa: N802
+    def Irecv(self, buffer: tuple, source: int, tag: int) -> Recv:
         number = self.posted[source]
         self.posted[source] += 1
         with self.exchange.changed:
@@ -107,7 +108,7 @@ class ThreadComm:
                 self.exchange.land((source, self.rank))
         return recv
 
-    def Sendrecv(self, sendbuf: tuple, dest: int, sendtag: int, recvbuf: tuple, source: int, recvtag: int,  # noqa: N802
+    def Sendrecv(self, sendbuf: tuple, dest: int, sendtag: int, recvbuf: tuple, source: int, recvtag: int,
                  status: Status) -> None:
         recv, send = self.Irecv(recvbuf, source, recvtag), self.Isend(sendbuf, dest, sendtag)
         recv.Wait(status)

@@ -14,7 +14,7 @@ from mpiring.algorithms import registry
 from mpiring.algorithms.cuts import counts as balanced
 from mpiring.runtime import ops
 from mpiring.runtime.arrays import HOST, Space, wrap
-from mpiring.runtime.channel import CHANNEL, Channel, channel_of
+from mpiring.runtime.channel import Channel, channel_key, channel_of
 from mpiring.runtime.native import NativePlan, check_native
 from mpiring.runtime.plan import Call, Plan
 from mpiring.runtime.program import Memory, Program, compile_program
@@ -116,13 +116,17 @@ def _run(collective: str, algorithm: str, sendbuf: Any, recvbuf: Any, op: Any, c
             if theirs == mine:
                 recv, theirs = send, None
         key = collective, algorithm, mine, theirs, id(op), getattr(op, "handle", 0), counts and tuple(counts)
-        channel = comm.Get_attr(CHANNEL) if isinstance(comm, MPI.Comm) and comm else None
+        channel = comm.Get_attr(channel_key()) if isinstance(comm, MPI.Comm) and comm else None
         plan = channel and channel.plans.get(key)
         if plan is None:
             plan = _plan(_Request(collective, algorithm, send, recv, space, recv_space, op, comm, counts), key)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{collective} on rank {_rank(comm)}: {error}") from None
-    plan()
+    if space is HOST:
+        plan()
+    else:
+        with space.here():
+            plan()
     if collective == "reduce_scatter" and recvbuf is sendbuf:
         return recv.reshape(-1)[plan.own]
     return recvbuf if type(recvbuf) is type(recv) or isinstance(recvbuf, np.ndarray) else recv

@@ -86,7 +86,7 @@ class Device:
 
     def scratch(self, nbytes: int) -> Any:
         """Make scratch on the device."""
-        with self.xp.cuda.Device(self.index):
+        with self.here():
             return self.xp.empty(nbytes, self.xp.uint8)
 
     def host_scratch(self, nbytes: int) -> np.ndarray:
@@ -111,6 +111,10 @@ class Device:
     def push(self, array: Any, packed: np.ndarray) -> None:
         """Start the copy of a packed array in host memory into an array, whatever its strides."""
         array[...] = self.xp.asarray(packed)
+
+    def here(self) -> Any:
+        """Return a context in which the arrays' device is the current one."""
+        return self.xp.cuda.Device(self.index)
 
     def settle(self) -> None:
         """Wait for all that was started on the current stream."""

@@ -6,6 +6,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from mpi4py import MPI
@@ -92,17 +93,19 @@ def _free(comm: MPI.Comm, keyval: int, channel: Channel) -> None:
     channel.free()
 
 
-CHANNEL = MPI.Comm.Create_keyval(delete_fn=_free)
-"""The key of the MPI attribute by which a channel hangs on its comm."""
+@cache
+def channel_key() -> int:
+    """Return the key of the MPI attribute by which a channel hangs on its comm; made when MPI is surely initialised."""
+    return MPI.Comm.Create_keyval(delete_fn=_free)
 
 
 def channel_of(comm: MPI.Comm) -> Channel:
     """Return the comm's channel; the first call on a comm makes it, together with all its ranks."""
-    channel = comm.Get_attr(CHANNEL)
+    channel = comm.Get_attr(channel_key())
     if channel is None:
         if comm.size == 1 and MPI.COMM_WORLD.size == 1 and (ranks := launched_size()) > 1:
             warnings.warn(f"this process was launched as one of {ranks} ranks, but its MPI library knows of one only: mpirun is of "
                           "another MPI than the one that mpi4py loads", RuntimeWarning, stacklevel=4)
         channel = Channel(comm)
-        comm.Set_attr(CHANNEL, channel)
+        comm.Set_attr(channel_key(), channel)
     return channel

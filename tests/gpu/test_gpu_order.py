@@ -6,7 +6,7 @@ from mpi4py import MPI
 
 import mpiring
 from mpiring.runtime.arrays import Device
-from mpiring.runtime.channel import CHANNEL
+from mpiring.runtime.channel import channel_key
 
 import standin
 
@@ -102,7 +102,7 @@ class _Request:
 @pytest.fixture
 def watch(stand, monkeypatch):
     """Watch the messages of the comm with the smallest segments."""
-    channel = stand.comms[64].Get_attr(CHANNEL)
+    channel = stand.comms[64].Get_attr(channel_key())
     watcher = Watch(channel.comm, monkeypatch)
     monkeypatch.setattr(channel, "comm", watcher)
     return watcher

@@ -16,9 +16,9 @@ def silent():
     """A comm on which nothing may be sent: no channel hangs on it after the test."""
     comm = COMM.Dup()
     yield comm
-    from mpiring.runtime.channel import CHANNEL
+    from mpiring.runtime.channel import channel_key
 
-    assert comm.Get_attr(CHANNEL) is None
+    assert comm.Get_attr(channel_key()) is None
     comm.Free()
 
 

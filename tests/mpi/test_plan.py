@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 import mpiring
 from mpiring.runtime import channel as channels
-from mpiring.runtime.channel import CHANNEL, Cache
+from mpiring.runtime.channel import Cache, channel_key
 
 from cases import COMM, RANK, SIZE
 
@@ -47,7 +47,7 @@ class Counting:
 def counted(comm):
     """The comm, and the counts of what is sent on its channel."""
     mpiring.allreduce(np.ones(1), comm=comm)
-    channel = comm.Get_attr(CHANNEL)
+    channel = comm.Get_attr(channel_key())
     channel.comm, real = Counting(channel.comm), channel.comm
     yield comm, channel.comm
     channel.comm = real
@@ -90,7 +90,7 @@ def test_scratch_is_a_few_segments_never_the_vector(comm):
     mpiring.ring_allreduce(whole, strided, comm=comm)
     mpiring.reduce_scatter(strided, part, counts=shares, comm=comm)
     mpiring.allgather(part, strided, counts=shares, comm=comm)
-    channel = comm.Get_attr(CHANNEL)
+    channel = comm.Get_attr(channel_key())
     scratch = [slot.nbytes for slot in channel._slots.values()]
     assert set(scratch) <= {4096} and len(scratch) <= 12, scratch
 
@@ -143,7 +143,7 @@ def test_a_plan_is_made_once(comm):
         mpiring.allreduce(array, other, comm=comm)
         mpiring.allreduce(array, comm=comm, algorithm="tree")
         mpiring.allreduce(array, comm=comm, op=MPI.MAX)
-    channel = comm.Get_attr(CHANNEL)
+    channel = comm.Get_attr(channel_key())
     assert len(channel.plans) == 4
     assert len(channel.programs) == 3
     assert mpiring.allreduce(np.ones(100), comm=comm) is not None and len(channel.programs) == 3
@@ -161,7 +161,7 @@ def test_a_plan_does_not_keep_its_buffer(comm):
 
 def test_old_plans_are_forgotten(comm, monkeypatch):
     mpiring.allreduce(np.ones(1), comm=comm)
-    channel = comm.Get_attr(CHANNEL)
+    channel = comm.Get_attr(channel_key())
     channel.plans = Cache(50)
     arrays = [np.ones(10 + n) for n in range(60)]
     for array in arrays:
@@ -195,7 +195,7 @@ def test_the_channel_goes_with_its_comm():
     try:
         comm = COMM.Dup()
         mpiring.allreduce(np.ones(1), comm=comm)
-        private = comm.Get_attr(CHANNEL).comm
+        private = comm.Get_attr(channel_key()).comm
         comm.Free()
     finally:
         channels.Channel.free = original

@@ -17,7 +17,7 @@ from mpiring.runtime.arrays import HOST, Space, wrap
 from mpiring.runtime.channel import Channel, channel_key, channel_of
 from mpiring.runtime.native import NativePlan, check_native
 from mpiring.runtime.plan import Call, Plan
-from mpiring.runtime.program import Memory, Program, compile_program
+from mpiring.runtime.program import LEAD, WINDOW, Memory, Program, compile_program
 
 NATIVE = "native"
 """The algorithm that stands for the MPI library's own collective."""
@@ -175,7 +175,10 @@ def _program(channel: Channel, algorithm: registry.Algorithm, shares: list[int],
     key = (algorithm, tuple(shares), itemsize, memory, average)
     program = channel.programs.get(key)
     if program is None:
-        program = compile_program(algorithm, channel.rank, channel.size, shares, channel.segment // itemsize, memory, average)
+        # On one node a processor moves the bytes, so there is nothing to run ahead of.
+        window, lead = (WINDOW, LEAD) if channel.spread or memory.staged else (0, 0)
+        program = compile_program(algorithm, channel.rank, channel.size, shares, channel.segment // itemsize, memory, average,
+                                  window, lead)
         channel.programs.put(key, program, len(program.transfers))
     return program
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections import Counter
 from typing import Any
 
 import mpi4py
@@ -11,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 import mpiring
-from mpiring.runtime.channel import segment_setting
+from mpiring.runtime.channel import channel_of
 from mpiring.runtime.launcher import launched_size
 
 LEVELS = {MPI.THREAD_SINGLE: "SINGLE", MPI.THREAD_FUNNELED: "FUNNELED", MPI.THREAD_SERIALIZED: "SERIALIZED",
@@ -20,15 +21,14 @@ LEVELS = {MPI.THREAD_SINGLE: "SINGLE", MPI.THREAD_FUNNELED: "FUNNELED", MPI.THRE
 
 def describe(comm: MPI.Comm) -> dict[str, Any]:
     """Describe libraries and machine; collective."""
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    nodes = comm.allreduce(int(node.rank == 0))
-    crowded = comm.allreduce(node.size, MPI.MAX)
-    node.Free()
+    channel = channel_of(comm)
+    together = Counter(channel.nodes)
     library, version = MPI.get_vendor()
     return {
         "mpiring": mpiring.__version__, "library": f"{library} {'.'.join(map(str, version))}", "mpi4py": mpi4py.__version__,
         "numpy": np.__version__, "python": platform.python_version(), "thread_level": LEVELS[MPI.Query_thread()],
-        "ranks": comm.size, "nodes": nodes, "ranks_per_node": crowded, "cores": os.cpu_count(), "segment": segment_setting(),
+        "ranks": comm.size, "nodes": len(together), "ranks_per_node": max(together.values()),
+        "cores": os.cpu_count(), "segment": channel.segment,
     }
 
 

@@ -41,7 +41,9 @@ class Operation:
         """Return the function (incoming, held, out) that reduces two arrays of module `xp`."""
         if self.user is None:
             ufunc = getattr(xp, self.ufunc)
-            return lambda incoming, held, out: ufunc(incoming, held, out=out)     # NumPy wants the keyword for max and min
+            if self.ufunc in ("maximum", "minimum"):     # of three operands, NumPy wants the last one by keyword
+                return lambda incoming, held, out: ufunc(incoming, held, out=out)
+            return ufunc
         return _user_combine(self.user, mpi_type(dtype))
 
 

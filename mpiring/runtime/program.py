@@ -28,7 +28,7 @@ WINDOW = 4
 """
 
 LEAD = 3
-"""Sends that are started before their turn, so that the link does not idle while a segment is reduced or a rank waits for a core."""
+"""Sends that are started early, so that the link does not idle while a segment is reduced or a rank waits for its core."""
 
 GROUP = 4
 """Segments of a chunk that go through a reduce-scatter together: its partial sums need scratch for so many per chunk held."""

@@ -159,7 +159,7 @@ def _plan(request: _Request, key: tuple) -> Plan | NativePlan:
         plan = Plan(channel, call, program, operation, request.space, request.send, recv)
     plan.own = slice(sum(shares[:channel.rank]), sum(shares[:channel.rank + 1]))
     plan.op = request.op     # keeps its id from being another op's
-    channel.plans.put(key, plan, plan.length)
+    channel.plans.put(key, plan)
     return plan
 
 
@@ -179,7 +179,7 @@ def _program(channel: Channel, algorithm: registry.Algorithm, shares: list[int],
         window, lead = (WINDOW, LEAD) if channel.spread or memory.staged else (0, 0)
         program = compile_program(algorithm, channel.rank, channel.size, shares, channel.segment // itemsize, memory, average,
                                   window, lead)
-        channel.programs.put(key, program, len(program.transfers))
+        channel.programs.put(key, program)
     return program
 
 

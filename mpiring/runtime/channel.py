@@ -32,14 +32,14 @@ class Cache(dict):
 
     def __init__(self, limit: int):
         super().__init__()
-        self.limit, self.lengths = limit, {}
+        self.limit, self.length = limit, 0
 
-    def put(self, key: tuple, value: Any, length: int) -> None:
-        """Keep a value; the newest one stays, however long it is."""
-        self[key], self.lengths[key] = value, length
-        while sum(self.lengths.values()) > self.limit and len(self) > 1:
-            oldest = next(iter(self))
-            del self[oldest], self.lengths[oldest]
+    def put(self, key: tuple, value: Any) -> None:
+        """Keep a new value, which has a length; the newest one stays, however long it is."""
+        self[key] = value
+        self.length += value.length
+        while self.length > self.limit and len(self) > 1:
+            self.length -= self.pop(next(iter(self))).length
 
 
 class Channel:

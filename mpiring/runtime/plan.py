@@ -57,7 +57,7 @@ class Plan:
                  sendbuf: Any, recvbuf: Any):
         self.channel, self.call, self.transfers, self.space = channel, call, program.transfers, space
         self.algorithm = call.algorithm
-        self.length = len(program.transfers)
+        self.length = program.length
         bits = min(channel.tag_bits, 26) - FLAG_BITS
         self.signature = crc32(f"{call} {channel.segment}".encode()) % (1 << bits) << FLAG_BITS
         self.status = MPI.Status()

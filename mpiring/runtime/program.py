@@ -141,6 +141,11 @@ class Program:
     send: Region
     recv: Region
 
+    @property
+    def length(self) -> int:
+        """The number of transfers."""
+        return len(self.transfers)
+
 
 def compile_program(algorithm: Algorithm, rank: int, size: int, shares: list[int], segment: int, memory: Memory = Memory(),
                     average: bool = False, window: int = WINDOW, lead: int = LEAD) -> Program:

@@ -53,18 +53,7 @@ def parse(argv: list[str] | None, quiet: bool) -> argparse.Namespace:
 
 
 def _complete(parser: _Parser, options: argparse.Namespace) -> None:
-    known = [*registry.names(options.collective), NATIVE]
-    options.algorithms = options.algorithms.split(",") if options.algorithms else known
-    for name in options.algorithms:
-        if name not in known and not re.fullmatch(r".+\.py:\w+", name):
-            parser.error(f"argument --algorithms: {name!r} is not known for {options.collective}; known: {', '.join(known)}, "
-                         "FILE.py:FUNCTION")
-        if name not in known and not Path(name.rpartition(":")[0]).is_file():
-            parser.error(f"argument --algorithms: there is no file {name.rpartition(':')[0]}")
-        if ":" in name and (options.collective, options.op) != ("allreduce", "SUM"):
-            parser.error("argument --algorithms: FILE.py:FUNCTION is for --collective allreduce and --op SUM")
-    if len(set(options.algorithms)) < len(options.algorithms):
-        parser.error("argument --algorithms: the same name twice")
+    _complete_algorithms(parser, options)
     if options.maxbytes < options.minbytes:
         parser.error(f"argument -e: {options.maxbytes} is less than -b {options.minbytes}")
     if options.collective != "allgather":
@@ -81,6 +70,26 @@ def _complete(parser: _Parser, options: argparse.Namespace) -> None:
             parser.error(f"argument --plot: {options.plot!r} does not end in .png or .svg")
         if importlib.util.find_spec("matplotlib") is None:
             parser.error("argument --plot: needs matplotlib: pip install 'mpiring[plot]'")
+
+
+def _complete_algorithms(parser: _Parser, options: argparse.Namespace) -> None:
+    known = [*registry.names(options.collective), NATIVE]
+    options.algorithms = options.algorithms.split(",") if options.algorithms else known
+    for name in options.algorithms:
+        if name in known:
+            continue
+        if not re.fullmatch(r".+\.py:\w+", name):
+            parser.error(f"argument --algorithms: {name!r} is not known for {options.collective}; known: {', '.join(known)}, "
+                         "FILE.py:FUNCTION")
+        path, _, function = name.rpartition(":")
+        if not Path(path).is_file():
+            parser.error(f"argument --algorithms: there is no file {path}")
+        if not re.search(rf"^(def {function}\b|{function}\s*=|from .*\b{function}\b)", Path(path).read_text(), re.MULTILINE):
+            parser.error(f"argument --algorithms: {path} has no function {function}")
+        if (options.collective, options.op) != ("allreduce", "SUM"):
+            parser.error("argument --algorithms: FILE.py:FUNCTION is for --collective allreduce and --op SUM")
+    if len(set(options.algorithms)) < len(options.algorithms):
+        parser.error("argument --algorithms: the same name twice")
 
 
 def sizes(options: argparse.Namespace) -> list[int]:

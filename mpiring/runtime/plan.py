@@ -70,8 +70,8 @@ class Plan:
             raise RuntimeError(f"this comm cannot be used any more ({self.channel.broken}); use a duplicate of it")
         comm, status, settle = self.channel.comm, self.status, self.space.settle
         irecv, isend, sendrecv, any_tag = comm.Irecv, comm.Isend, comm.Sendrecv, MPI.ANY_TAG
-        recvs: list[Any] = [None] * self.length
-        sends: list[Any] = [None] * self.length
+        recvs: list[Any] = [None] * len(self.moves)
+        sends: list[Any] = [None] * len(self.moves)
         i = 0
         try:
             for i, (packs, exchange, posts, starts, ahead, receives, tag, nbytes, waits, after) in enumerate(self.moves):

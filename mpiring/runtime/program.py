@@ -143,8 +143,8 @@ class Program:
 
     @property
     def length(self) -> int:
-        """The number of transfers."""
-        return len(self.transfers)
+        """What keeping it costs: its transfers, and something for itself."""
+        return 1 + len(self.transfers)
 
 
 def compile_program(algorithm: Algorithm, rank: int, size: int, shares: list[int], segment: int, memory: Memory = Memory(),

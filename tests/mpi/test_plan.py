@@ -201,3 +201,15 @@ def test_the_channel_goes_with_its_comm():
     finally:
         channels.Channel.free = original
     assert len(made) == 1 and private == MPI.COMM_NULL
+
+
+def test_plans_without_messages_are_forgotten_too():
+    arrays = [np.ones(1) for _ in range(200)]
+    comm = MPI.COMM_SELF.Dup()
+    mpiring.allreduce(np.ones(1), comm=comm)
+    channel = comm.Get_attr(channel_key())
+    channel.plans = Cache(50)
+    for array in arrays:
+        mpiring.allreduce(array, comm=comm)
+    assert len(channel.plans) <= 50
+    comm.Free()

@@ -27,6 +27,7 @@ def test_sizes():
     (["--algorithms", "rign"], "'rign' is not known for allreduce; known: ring, tree, native, FILE.py:FUNCTION"),
     (["--algorithms", "ring,ring"], "the same name twice"), (["-o", "BAND"], "op BAND has no meaning for dtype float32"),
     (["-f", "1"], "'1' is not a number above 1"), (["-n", "0"], "'0' is not a whole number from 1 on"),
+    (["--algorithms", f"{__file__}:nothing"], "has no function nothing"), (["--algorithms", "no.py:f"], "there is no file no.py"),
     (["--plot", "a.pdf"], "does not end in .png or .svg"),
     (["--collective", "allgather", "--algorithms", "tree"], "'tree' is not known for allgather"),
     (["--json", "no/such/folder/x.json"], "no/such/folder"),

@@ -24,6 +24,13 @@ export I_MPI_THREAD_YIELD = 2
 # The environments must not read what the caller's Python adds.
 unexport PYTHONPATH PYTHONHOME
 
+ifeq ($(filter openmpi mpich impi,$(MPI)),)
+$(error MPI=$(MPI) is not one of openmpi, mpich, impi)
+endif
+ifneq ($(words $(CURDIR)),1)
+$(error make cannot work in a folder with a space in its path: $(CURDIR))
+endif
+
 .DEFAULT_GOAL := help
 .PHONY: help bench test tests-alone lint clean
 
@@ -59,7 +66,7 @@ clean: ## remove environments and caches
 
 $(ENV)/.run: setup.cfg
 	$(PYTHON) -m venv $(ENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[$(MPI)]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[$(MPI),plot]'
 	@touch $@
 
 $(ENV)/.test: $(ENV)/.run

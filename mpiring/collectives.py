@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from mpi4py import MPI
 from mpiring.algorithms import registry
 from mpiring.algorithms.cuts import counts as balanced
 from mpiring.runtime import ops
-from mpiring.runtime.arrays import HOST, Space, wrap
+from mpiring.runtime.arrays import HOST, Space, shares_elements, wrap
 from mpiring.runtime.channel import Channel, channel_key, channel_of
 from mpiring.runtime.native import NativePlan, check_native
 from mpiring.runtime.plan import Call, Plan
@@ -48,7 +47,8 @@ def allreduce(sendbuf: Any, recvbuf: Any = None, *, op: Any = MPI.SUM, comm: MPI
     again when they call again with the same values.
 
     Raises, before anything is sent: TypeError or ValueError, naming rank and argument. MismatchError where ranks disagree about
-    count, dtype, op or algorithm; PeerError where another rank failed while it ran. After either, recvbuf is undefined.
+    count, dtype or op (with "native" that is up to the MPI library); PeerError where another rank failed while it ran. After
+    either, recvbuf is undefined.
     """
     return _run("allreduce", algorithm, sendbuf, recvbuf, op, comm)
 
@@ -107,6 +107,8 @@ def _run(collective: str, algorithm: str, sendbuf: Any, recvbuf: Any, op: Any, c
         recvbuf = sendbuf
     elif sendbuf is MPI.IN_PLACE:
         sendbuf = recvbuf
+    if counts is not None and not isinstance(counts, tuple):
+        counts = _tuple(counts, collective, comm)
     try:
         send, space = recv, recv_space = wrap(sendbuf, "sendbuf")
         mine, theirs = space.identity(send), None
@@ -115,7 +117,7 @@ def _run(collective: str, algorithm: str, sendbuf: Any, recvbuf: Any, op: Any, c
             theirs = recv_space.identity(recv)
             if theirs == mine:
                 recv, theirs = send, None
-        key = collective, algorithm, mine, theirs, id(op), getattr(op, "handle", 0), counts and tuple(counts)
+        key = collective, algorithm, mine, theirs, id(op), getattr(op, "handle", 0), counts
         channel = comm.Get_attr(channel_key()) if isinstance(comm, MPI.Comm) and comm else None
         plan = channel and channel.plans.get(key)
         if plan is None:
@@ -130,6 +132,13 @@ def _run(collective: str, algorithm: str, sendbuf: Any, recvbuf: Any, op: Any, c
     if collective == "reduce_scatter" and recvbuf is sendbuf:
         return recv.reshape(-1)[plan.own]
     return recvbuf if type(recvbuf) is type(recv) or isinstance(recvbuf, np.ndarray) else recv
+
+
+def _tuple(counts: Any, collective: str, comm: Any) -> tuple:
+    try:
+        return tuple(counts)
+    except TypeError:
+        raise TypeError(f"{collective} on rank {_rank(comm)}: counts is of type {type(counts).__name__}, not a list") from None
 
 
 def _rank(comm: Any) -> int:
@@ -148,7 +157,7 @@ def _plan(request: _Request, key: tuple) -> Plan | NativePlan:
     if operation and operation.user and request.space is not HOST:
         raise TypeError("op is made with MPI.Op.Create: it is for host memory, not for arrays on a GPU")
     call = Call(request.collective, request.algorithm, sum(shares), str(recv.dtype), operation.name if operation else "",
-                tuple(request.counts) if request.counts is not None else None)
+                request.counts)
     if native:
         check_native(call, operation, recv.dtype)
     channel = channel_of(comm)
@@ -184,6 +193,8 @@ def _program(channel: Channel, algorithm: registry.Algorithm, shares: list[int],
 
 
 def _algorithm(name: str, collective: str) -> registry.Algorithm | None:
+    if not isinstance(name, str):
+        raise TypeError(f"algorithm is of type {type(name).__name__}, not a name")
     if name == NATIVE:
         return None
     known = [*registry.names(collective), NATIVE]
@@ -194,7 +205,7 @@ def _algorithm(name: str, collective: str) -> registry.Algorithm | None:
 
 def _check_comm(comm: Any) -> None:
     if not isinstance(comm, MPI.Comm):
-        raise TypeError(f"comm is a {type(comm).__name__}, not an MPI communicator")
+        raise TypeError(f"comm is of type {type(comm).__name__}, not an MPI communicator")
     if not comm:
         raise ValueError("comm is MPI.COMM_NULL: was it freed, or is this rank not part of it?")
     if comm.Is_inter():
@@ -214,7 +225,7 @@ def _check_arrays(request: _Request) -> None:
         raise ValueError(f"recvbuf has shape {recv.shape}, but sendbuf has {send.shape}")
     if request.space is HOST and not recv.flags.writeable:
         raise ValueError(f"{result} is read-only")
-    if recv.size and any(stride == 0 and length > 1 for stride, length in zip(recv.strides, recv.shape)):
+    if shares_elements(recv):
         raise ValueError(f"{result} has elements that share memory (strides {recv.strides})")
     if not request.in_place and send.size and recv.size and request.space.overlap(send, recv):
         raise ValueError("sendbuf and recvbuf overlap; for a result in place of the input leave recvbuf out")
@@ -229,9 +240,12 @@ def _shares(request: _Request, size: int, rank: int) -> list[int]:
     if request.counts is None:
         shares = balanced(whole.size, size)
     else:
-        shares = [operator.index(share) for share in request.counts]
+        shares = list(request.counts)
+        if not all(isinstance(share, (int, np.integer)) for share in shares):
+            raise TypeError(f"counts {shares} are not all whole numbers")
         if len(shares) != size or min(shares) < 0 or sum(shares) != whole.size:
-            raise ValueError(f"counts {shares} are not one for each of {size} ranks, with the sum {whole.size}")
+            raise ValueError(f"counts {shares} are not one for each of {size} ranks, none negative, with the sum {whole.size}")
+        shares = [int(share) for share in shares]
     if request.collective != "allreduce" and not request.in_place and own.size != shares[rank]:
         raise ValueError(f"{name} has {own.size} elements, but this rank's chunk has {shares[rank]} of {whole.size}")
     return shares

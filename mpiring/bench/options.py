@@ -65,6 +65,8 @@ def _complete(parser: _Parser, options: argparse.Namespace) -> None:
         path = getattr(options, option)
         if path and not os.path.isdir(os.path.dirname(path) or "."):
             parser.error(f"argument --{option}: there is no folder {os.path.dirname(path)!r}")
+        if path and not os.access(path if os.path.exists(path) else os.path.dirname(path) or ".", os.W_OK):
+            parser.error(f"argument --{option}: {path!r} cannot be written")
     if options.plot:
         if not options.plot.endswith((".png", ".svg")):
             parser.error(f"argument --plot: {options.plot!r} does not end in .png or .svg")

@@ -21,10 +21,11 @@ def draw(path: str, environment: dict[str, Any], results: list[Result]) -> None:
     for marker, name in zip("os^Dvp*X", dict.fromkeys(result.algorithm for result in results)):
         mine = [result for result in results if result.algorithm == name]
         sizes = [result.bytes for result in mine]
-        line, = time.plot(sizes, [result.time_us["median"] for result in mine], marker=marker, markersize=4, label=name)
+        label = name.rpartition("/")[2]
+        line, = time.plot(sizes, [result.time_us["median"] for result in mine], marker=marker, markersize=4, label=label)
         time.fill_between(sizes, [result.time_us["min"] for result in mine], [result.time_us["p99"] for result in mine],
                           color=line.get_color(), alpha=0.12, linewidth=0)
-        bandwidth.plot(sizes, [result.busbw for result in mine], marker=marker, markersize=4, label=name)
+        bandwidth.plot(sizes, [result.busbw for result in mine], marker=marker, markersize=4, label=label)
     time.set(xscale="log", yscale="log", ylabel="time (us): median, min to p99", title="time")
     bandwidth.set(xscale="log", ylabel="busbw (GB/s)", title="bus bandwidth", ylim=(0, None))
     for axes in (time, bandwidth):

@@ -138,6 +138,8 @@ def wrap(buffer: object, argument: str) -> tuple[Any, Space]:
     """Return the array over a buffer that a caller passed, without a copy, and its space; TypeError if there is none."""
     if type(buffer) is np.ndarray:
         return buffer, HOST
+    if buffer is MPI.IN_PLACE or buffer is MPI.BOTTOM:
+        raise TypeError(f"{argument} is MPI.IN_PLACE or MPI.BOTTOM, and there is no other buffer")
     module = type(buffer).__module__.partition(".")[0]
     if module in DEVICE_MODULES and isinstance(buffer, sys.modules[module].ndarray):
         return buffer, _device(module, buffer.device.id)
@@ -148,8 +150,18 @@ def wrap(buffer: object, argument: str) -> tuple[Any, Space]:
     try:
         return np.asarray(memoryview(buffer)), HOST
     except (TypeError, ValueError, BufferError):
-        raise TypeError(f"{argument} is a {type(buffer).__name__}: not a NumPy or CuPy array, "
+        raise TypeError(f"{argument} is of type {type(buffer).__name__}: not a NumPy or CuPy array, "
                         "nor anything else whose memory NumPy can wrap") from None
+
+
+def shares_elements(array: Any) -> bool:
+    """Tell whether elements of an array may share memory, as in a sliding window; those of slices and transposes never do."""
+    reach = array.itemsize
+    for stride, length in sorted((abs(stride), length) for stride, length in zip(array.strides, array.shape) if length > 1):
+        if stride < reach:
+            return array.size > 0
+        reach += stride * (length - 1)
+    return False
 
 
 class Vector:

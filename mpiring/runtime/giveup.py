@@ -40,7 +40,7 @@ def give_up(plan: Plan, at: int, recvs: list, sends: list, error: BaseException)
     `recvs` and `sends` hold for every transfer None (not begun), a request, or False (over).
     """
     interrupted = not isinstance(error, Exception)     # in the middle of an MPI call, perhaps: what has come is not known
-    if interrupted or isinstance(error, MPI.Exception) and error.Get_error_class() != MPI.ERR_TRUNCATE:
+    if interrupted or (isinstance(error, MPI.Exception) and error.Get_error_class() != MPI.ERR_TRUNCATE):
         plan.channel.broken = f"{type(error).__name__} in {plan.call}: {error}"
         for request in filter(None, recvs):
             _cancel(request)

@@ -83,7 +83,7 @@ def _lookup(op: object, any_order: bool) -> Operation:
     if isinstance(op, _Average):
         return _AVERAGE
     if not isinstance(op, MPI.Op):
-        raise TypeError(f"op is a {type(op).__name__}, not an MPI.Op or mpiring.AVERAGE")
+        raise TypeError(f"op is of type {type(op).__name__}, not an MPI.Op or mpiring.AVERAGE")
     if op == MPI.OP_NULL:
         raise ValueError("op is MPI.OP_NULL: was it freed?")
     for known, operation in _TABLE:

@@ -51,7 +51,7 @@ def test_the_same_array_twice_is_in_place(gpu):
 
 
 def test_an_object_of_the_module_that_is_no_array_is_refused(gpu):
-    with pytest.raises(TypeError, match="sendbuf is a MemoryPointer"):
+    with pytest.raises(TypeError, match="sendbuf is of type MemoryPointer"):
         mpiring.allreduce(gpu.xp.empty(10).data, comm=gpu.comms[64])
 
 

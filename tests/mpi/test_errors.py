@@ -29,10 +29,10 @@ def read_only():
 
 
 BAD = [
-    ("list", lambda: ([1, 2], None), TypeError, "sendbuf is a list: not a NumPy or CuPy array"),
-    ("scalar", lambda: (3.5, None), TypeError, "sendbuf is a float"),
-    ("none", lambda: (None, None), TypeError, "sendbuf is a NoneType"),
-    ("recv list", lambda: (np.ones(2), [1, 2]), TypeError, "recvbuf is a list"),
+    ("list", lambda: ([1, 2], None), TypeError, "sendbuf is of type list: not a NumPy or CuPy array"),
+    ("scalar", lambda: (3.5, None), TypeError, "sendbuf is of type float"),
+    ("none", lambda: (None, None), TypeError, "sendbuf is of type NoneType"),
+    ("recv list", lambda: (np.ones(2), [1, 2]), TypeError, "recvbuf is of type list"),
     ("object", lambda: (np.array([None, 1]), None), TypeError, "sendbuf has dtype object, which is not numeric"),
     ("text", lambda: (np.array(["a"]), None), TypeError, "which is not numeric"),
     ("structured", lambda: (np.zeros(2, "f4,i4"), None), TypeError, "which is not numeric"),
@@ -45,6 +45,10 @@ BAD = [
     ("dtype", lambda: (np.ones(4), np.ones(4, np.float32)), TypeError, "recvbuf has dtype float32, but sendbuf has float64"),
     ("overlap", lambda: (lambda a: (a[:4], a[1:]))(np.ones(5)), ValueError, "sendbuf and recvbuf overlap"),
     ("reversed", lambda: (lambda a: (a, a[::-1]))(np.ones(5)), ValueError, "sendbuf and recvbuf overlap"),
+    ("in place of nothing", lambda: (MPI.IN_PLACE, None), TypeError, "there is no other buffer"),
+    ("in place twice", lambda: (MPI.IN_PLACE, MPI.IN_PLACE), TypeError, "there is no other buffer"),
+    ("sliding window", lambda: (np.lib.stride_tricks.sliding_window_view(np.ones(5), 3, writeable=True), None), ValueError,
+     "share memory"),
     ("shared elements", lambda: (np.lib.stride_tricks.as_strided(np.ones(1), (4,), (0,)), None), ValueError, "share memory"),
 ]
 
@@ -57,6 +61,8 @@ def test_buffers(buffers, error, match, algorithm, silent):
 
 
 def test_algorithm(silent):
+    with pytest.raises(TypeError, match=PLACE + "algorithm is of type list, not a name"):
+        mpiring.allreduce(np.ones(2), algorithm=["ring"], comm=silent)
     with pytest.raises(ValueError, match=PLACE + "algorithm 'rign' is not known for allreduce; known: ring, tree, native"):
         mpiring.allreduce(np.ones(2), algorithm="rign", comm=silent)
 
@@ -69,8 +75,8 @@ def test_ops(silent):
         (mpiring.AVERAGE, bool, TypeError, "op AVERAGE has no meaning for dtype bool"),
         (MPI.MAXLOC, float, TypeError, "op MAXLOC has no meaning"),
         (MPI.REPLACE, float, TypeError, "op REPLACE has no meaning"),
-        ("SUM", float, TypeError, "op is a str, not an MPI.Op or mpiring.AVERAGE"),
-        (None, float, TypeError, "op is a NoneType"),
+        ("SUM", float, TypeError, "op is of type str, not an MPI.Op or mpiring.AVERAGE"),
+        (None, float, TypeError, "op is of type NoneType"),
         (MPI.OP_NULL, float, ValueError, "OP_NULL"),
     ):
         for algorithm in ("ring", "native"):
@@ -93,7 +99,7 @@ def test_user_op_for_a_dtype_without_mpi_type(silent):
 
 
 def test_comm():
-    with pytest.raises(TypeError, match=PLACE + "comm is a int, not an MPI communicator"):
+    with pytest.raises(TypeError, match=PLACE + "comm is of type int, not an MPI communicator"):
         mpiring.allreduce(np.ones(3), comm=5)
     with pytest.raises(ValueError, match=PLACE + "comm is MPI.COMM_NULL"):
         mpiring.allreduce(np.ones(3), comm=MPI.COMM_NULL)

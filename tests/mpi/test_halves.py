@@ -88,11 +88,13 @@ def test_errors():
         mpiring.reduce_scatter(np.zeros(10), np.zeros(11))
     with pytest.raises(ValueError, match=place + "sendbuf has 11 elements, but this rank's chunk has"):
         mpiring.allgather(np.zeros(11), np.zeros(10))
-    with pytest.raises(ValueError, match=place + f"counts .* are not one for each of {SIZE} ranks, with the sum 10"):
+    with pytest.raises(ValueError, match=place + f"counts .* are not one for each of {SIZE} ranks, none negative, with the sum 10"):
         mpiring.reduce_scatter(np.zeros(10), counts=[10] * (SIZE + 1))
     with pytest.raises(ValueError, match=place + "counts"):
         mpiring.allgather(np.zeros(10), counts=[-1, 11] + [0] * (SIZE - 2))
-    with pytest.raises(TypeError, match=place):
+    with pytest.raises(TypeError, match=place + "counts is of type int"):
+        mpiring.allgather(np.zeros(10), counts=2)
+    with pytest.raises(TypeError, match=place + "counts .* are not all whole numbers"):
         mpiring.allgather(np.zeros(10), counts=[2.5] * SIZE)
     with pytest.raises(ValueError, match=place + "sendbuf is not contiguous"):
         mpiring.reduce_scatter(np.zeros((10, 2))[:, 0])

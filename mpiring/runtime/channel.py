@@ -107,6 +107,10 @@ def channel_key() -> int:
     return MPI.Comm.Create_keyval(delete_fn=_free)
 
 
+if MPI.Is_initialized():     # as nearly always: then no two threads can make two keys
+    channel_key()
+
+
 def channel_of(comm: MPI.Comm) -> Channel:
     """Return the comm's channel; the first call on a comm makes it, together with all its ranks."""
     channel = comm.Get_attr(channel_key())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -107,8 +108,8 @@ def _run(collective: str, algorithm: str, sendbuf: Any, recvbuf: Any, op: Any, c
         recvbuf = sendbuf
     elif sendbuf is MPI.IN_PLACE:
         sendbuf = recvbuf
-    if counts is not None and not isinstance(counts, tuple):
-        counts = _tuple(counts, collective, comm)
+    if counts is not None:
+        counts = _whole(counts, collective, comm)
     try:
         send, space = recv, recv_space = wrap(sendbuf, "sendbuf")
         mine, theirs = space.identity(send), None
@@ -129,16 +130,17 @@ def _run(collective: str, algorithm: str, sendbuf: Any, recvbuf: Any, op: Any, c
     else:
         with space.here():
             plan()
-    if collective == "reduce_scatter" and recvbuf is sendbuf:
+    if collective == "reduce_scatter" and recv is send:
         return recv.reshape(-1)[plan.own]
     return recvbuf if type(recvbuf) is type(recv) or isinstance(recvbuf, np.ndarray) else recv
 
 
-def _tuple(counts: Any, collective: str, comm: Any) -> tuple:
+def _whole(counts: Any, collective: str, comm: Any) -> tuple[int, ...]:
+    """Return counts as plain integers, for equal counts must be equal in a plan's key and in its signature."""
     try:
-        return tuple(counts)
+        return tuple(map(operator.index, counts))
     except TypeError:
-        raise TypeError(f"{collective} on rank {_rank(comm)}: counts is of type {type(counts).__name__}, not a list") from None
+        raise TypeError(f"{collective} on rank {_rank(comm)}: counts is not a list of whole numbers: {counts!r}") from None
 
 
 def _rank(comm: Any) -> int:
@@ -157,7 +159,7 @@ def _plan(request: _Request, key: tuple) -> Plan | NativePlan:
     if operation and operation.user and request.space is not HOST:
         raise TypeError("op is made with MPI.Op.Create: it is for host memory, not for arrays on a GPU")
     call = Call(request.collective, request.algorithm, sum(shares), str(recv.dtype), operation.name if operation else "",
-                request.counts)
+                tuple(shares) if request.collective != "allreduce" else None)
     if native:
         check_native(call, operation, recv.dtype)
     channel = channel_of(comm)
@@ -241,11 +243,8 @@ def _shares(request: _Request, size: int, rank: int) -> list[int]:
         shares = balanced(whole.size, size)
     else:
         shares = list(request.counts)
-        if not all(isinstance(share, (int, np.integer)) for share in shares):
-            raise TypeError(f"counts {shares} are not all whole numbers")
         if len(shares) != size or min(shares) < 0 or sum(shares) != whole.size:
             raise ValueError(f"counts {shares} are not one for each of {size} ranks, none negative, with the sum {whole.size}")
-        shares = [int(share) for share in shares]
     if request.collective != "allreduce" and not request.in_place and own.size != shares[rank]:
         raise ValueError(f"{name} has {own.size} elements, but this rank's chunk has {shares[rank]} of {whole.size}")
     return shares

@@ -25,7 +25,7 @@ LIMIT = 1 << 30
 class NativePlan:
     """One of MPI's collectives bound to its buffers: a list of calls."""
 
-    algorithm, length = "native", 1
+    algorithm = "native"
 
     def __init__(self, channel: Channel, call: Call, operation: ops.Operation | None, space: Space, sendbuf: Any, recvbuf: Any,
                  shares: list[int]):
@@ -36,6 +36,7 @@ class NativePlan:
             start = sum(shares[:channel.rank])
             recvbuf = recvbuf.reshape(-1)[start:start + shares[channel.rank]]
         sendbuf, recvbuf = space.alias(sendbuf), space.alias(recvbuf)
+        self.length = 1     # what keeping the plan costs, in transfers: its packed copies count
         recv = self._readable(recvbuf)
         send = None if in_place and not scatters else self._readable(sendbuf, separate=in_place)
         packed, source = (recv, recvbuf) if send is None else (send, sendbuf)
@@ -63,6 +64,7 @@ class NativePlan:
         """Return the array itself if MPI can use it as it is, else room for a packed copy."""
         if array.flags.c_contiguous and self.space.reachable and not separate:
             return array
+        self.length += array.nbytes // 2048
         make = self.space.scratch if self.space.reachable else self.space.host_scratch
         return make(array.nbytes).view(array.dtype).reshape(array.shape)
 

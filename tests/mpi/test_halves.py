@@ -92,11 +92,19 @@ def test_errors():
         mpiring.reduce_scatter(np.zeros(10), counts=[10] * (SIZE + 1))
     with pytest.raises(ValueError, match=place + "counts"):
         mpiring.allgather(np.zeros(10), counts=[-1, 11] + [0] * (SIZE - 2))
-    with pytest.raises(TypeError, match=place + "counts is of type int"):
+    with pytest.raises(TypeError, match=place + "counts is not a list of whole numbers: 2"):
         mpiring.allgather(np.zeros(10), counts=2)
-    with pytest.raises(TypeError, match=place + "counts .* are not all whole numbers"):
+    with pytest.raises(TypeError, match=place + "counts is not a list of whole numbers"):
         mpiring.allgather(np.zeros(10), counts=[2.5] * SIZE)
     with pytest.raises(ValueError, match=place + "sendbuf is not contiguous"):
         mpiring.reduce_scatter(np.zeros((10, 2))[:, 0])
     with pytest.raises(ValueError, match=place + "algorithm 'tree' is not known for reduce_scatter; known: ring, native"):
         mpiring.reduce_scatter(np.zeros(10), algorithm="tree")
+
+
+def test_counts_are_the_same_in_every_spelling():
+    array = np.ones(2 * SIZE)
+    for counts in ([np.int64(2)] * SIZE if RANK == 0 else [2] * SIZE, [2] * SIZE, None if RANK == 0 else np.full(SIZE, 2)):
+        array[:] = 1
+        assert (mpiring.reduce_scatter(array, counts=counts) == SIZE).all()
+    assert mpiring.reduce_scatter(array, array[:]).size == 2

@@ -15,11 +15,12 @@ from mpiring.bench.report import Result
 from mpiring.bench.subjects import BUS_FACTORS, Buffers, bind
 from mpiring.bench.timing import interleaved
 from mpiring.collectives import NATIVE
+from mpiring.runtime.launcher import wrong_launcher
 
 
 def main(argv: list[str] | None = None, comm: MPI.Comm = MPI.COMM_WORLD) -> int:
     """Measure what the command line asks for; return the exit status."""
-    if problem := environment.wrong_launcher(comm):
+    if problem := wrong_launcher(comm):
         print(f"mpiring.bench: {problem}", file=sys.stderr)
         return 2
     chosen = options.parse(argv, quiet=comm.rank != 0)

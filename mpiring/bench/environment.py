@@ -13,7 +13,6 @@ from mpi4py import MPI
 
 import mpiring
 from mpiring.runtime.channel import channel_of
-from mpiring.runtime.launcher import launched_size
 
 LEVELS = {MPI.THREAD_SINGLE: "SINGLE", MPI.THREAD_FUNNELED: "FUNNELED", MPI.THREAD_SERIALIZED: "SERIALIZED",
           MPI.THREAD_MULTIPLE: "MULTIPLE"}
@@ -43,12 +42,3 @@ def header(environment: dict[str, Any]) -> list[str]:
         lines.append(f"WARNING: {environment['ranks_per_node']} ranks share {environment['cores']} cores: times say how the ranks "
                      "take turns; compare them with each other only")
     return lines
-
-
-def wrong_launcher(comm: MPI.Comm) -> str:
-    """Return what is wrong if the launcher started more ranks than the MPI library knows of."""
-    launched = launched_size()
-    if comm.size == 1 and launched > 1:
-        return (f"launched as one of {launched} ranks, but {MPI.get_vendor()[0]} knows of one only: mpirun is of another MPI "
-                "than the library that mpi4py loads. Use the mpirun of the same environment.")
-    return ""

@@ -27,8 +27,8 @@ others. Bandwidths are in GB/s (1e9 bytes): algbw = bytes / time, busbw = what a
 
 def parse(argv: list[str] | None, quiet: bool) -> argparse.Namespace:
     """Parse the command line; `quiet` ranks leave the words to another."""
-    parser = _Parser(prog="python -m mpiring.bench", description=__doc__.splitlines()[0].replace("The bench's command line", "Time "
-                     "collectives, interleaved, iteration by iteration") if __doc__ else None, epilog=EPILOG)
+    parser = _Parser(prog="python -m mpiring.bench", description="Time collectives, interleaved, iteration by "
+                     "iteration. Options are those of nccl-tests where it has them.", epilog=EPILOG)
     parser.quiet = quiet
     add = parser.add_argument
     add("-b", "--minbytes", type=size, default=8, metavar="SIZE", help="smallest vector, with K, M or G (default 8)")

@@ -12,7 +12,7 @@ from typing import Any
 from mpi4py import MPI
 
 from mpiring.runtime.arrays import Space
-from mpiring.runtime.launcher import launched_size
+from mpiring.runtime.launcher import wrong_launcher
 from mpiring.runtime.topology import nodes
 
 SEGMENT = 1024 * 1024
@@ -115,9 +115,8 @@ def channel_of(comm: MPI.Comm) -> Channel:
     """Return the comm's channel; the first call on a comm makes it, together with all its ranks."""
     channel = comm.Get_attr(channel_key())
     if channel is None:
-        if comm.size == 1 and MPI.COMM_WORLD.size == 1 and (ranks := launched_size()) > 1:
-            warnings.warn(f"this process was launched as one of {ranks} ranks, but its MPI library knows of one only: mpirun is of "
-                          "another MPI than the one that mpi4py loads", RuntimeWarning, stacklevel=4)
+        if problem := wrong_launcher(comm):
+            warnings.warn(problem, RuntimeWarning, stacklevel=4)
         channel = Channel(comm)
         comm.Set_attr(channel_key(), channel)
     return channel

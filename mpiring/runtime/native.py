@@ -77,9 +77,8 @@ class NativePlan:
         if self.call.collective == "allgather":
             return [(comm.Allgatherv, (source, (recv, shares, self.datatype)))]
         parts = cuts(recv.size, max(1, -(-recv.size // LIMIT)))
-        source, target = send if send is None else send.reshape(-1), recv.reshape(-1)
-        return [(comm.Allreduce, (MPI.IN_PLACE if send is None else self._message(source[part]), self._message(target[part]), op))
-                for part in parts]
+        return [(comm.Allreduce, (source if send is None else self._message(send.reshape(-1)[part]),
+                                  self._message(recv.reshape(-1)[part]), op)) for part in parts]
 
     def _message(self, array: Any) -> tuple[Any, int, MPI.Datatype]:
         return array, array.size, self.datatype

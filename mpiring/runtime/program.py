@@ -254,7 +254,6 @@ class _Compiler:
                 merged[-1] = (merged[-1][0], stop)
             elif start < stop:
                 merged.append((start, stop))
-        merged = [(start, stop) for start, stop in merged if start < stop]
         total = sum(stop - start for start, stop in merged)
         return [list(_part(merged, piece.start, piece.stop)) for piece in cuts(total, max(1, -(-total // self.segment)))]
 

@@ -17,6 +17,9 @@ from mpiring.runtime.cuda import cuda_aware
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import standin
+from spmd import pytest_configure, pytest_pyfunc_call, pytest_report_header
+
+__all__ = ["pytest_configure", "pytest_pyfunc_call", "pytest_report_header"]
 
 arrays.DEVICE_MODULES.add("standin")
 

@@ -2,57 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from fractions import Fraction
+from difflib import get_close_matches
 
-from mpiring.algorithms import ring, tree
-from mpiring.algorithms.step import Step, one
+from mpiring.algorithms import (
+    bidirectional_ring,
+    bruck,
+    double_tree,
+    hierarchical,
+    multi_ring,
+    pairwise,
+    pipelined_tree,
+    rabenseifner,
+    recursive_doubling,
+    reduce_scatter_gather,
+    ring,
+    scatter_allgather,
+    tree,
+)
+from mpiring.algorithms.costs import Cost
+from mpiring.algorithms.setting import Setting
+from mpiring.algorithms.step import NONE, Chunks, Step, floor_log2, one
+from mpiring.algorithms.weave import among
 
 
 @dataclass(frozen=True)
 class Collective:
     """What a collective is: the chunks that a rank brings, and those that it is to have in the end.
 
-    Both are functions (rank, chunks) -> range. Where several ranks bring the same chunk, its result is their reduction.
+    Both are functions (rank, setting, chunks) -> range. Where several ranks bring the same chunk, its result is their reduction.
     """
 
     name: str
-    given: Callable[[int, int], range]
-    wanted: Callable[[int, int], range]
+    given: Callable[[int, Setting, int], range]
+    wanted: Callable[[int, Setting, int], range]
     reduces: bool
+    rooted: bool = False
+
+    def vector(self, setting: Setting, chunks: int) -> int:
+        """Return how many chunks make up the longest buffer of a rank: what `sent` of an algorithm counts in."""
+        return max(len(which(0, setting, chunks)) for which in (self.given, self.wanted))
 
 
 @dataclass(frozen=True)
 class Algorithm:
     """A schedule for a collective, the number of chunks it works on, and its two cost lines.
 
-    `rounds(size)` is the number of steps of every rank, `sent(size)` what the busiest rank sends, in vectors.
+    schedule: (rank, size, *needs) -> the rank's steps, one in every round.
+    chunks: (setting) -> the number of chunks that the vector is cut into (for alltoall: those of all ranks together).
+    rounds, sent: (setting) -> the steps of every rank, and what the busiest rank sends, in vectors.
+    use: what it is for.
+    needs: names of Setting's attributes that the schedule takes. One that does not take the root is made for root 0.
+    pieces: (size, bytes, latency in bytes) -> the best number of pieces, for a pipeline.
+    cyclic: rank r's schedule is rank 0's with r added to every peer and chunk, modulo n (chunks in blocks of n).
     """
 
     name: str
     collective: Collective
-    schedule: Callable[[int, int], Iterable[Step]]
-    chunks: Callable[[int], int]
-    rounds: Callable[[int], int]
-    sent: Callable[[int], Fraction]
+    schedule: Callable[..., Iterable[Step]]
+    chunks: Callable[[Setting], int]
+    rounds: Callable[[Setting], object]
+    sent: Callable[[Setting], object]
     use: str
+    needs: tuple[str, ...] = ()
+    pieces: Callable[[int, int, float], int] | None = None
+    cyclic: bool = False
+
+    def steps(self, rank: int, setting: Setting) -> Iterator[Step]:
+        """Yield one rank's steps."""
+        size, shift = setting.size, 0 if "root" in self.needs else setting.root
+        steps = self.schedule((rank - shift) % size, size, *(getattr(setting, need) for need in self.needs))
+        return among([*range(shift, size), *range(shift)], steps) if shift else iter(steps)
 
 
-def _all(rank: int, chunks: int) -> range:
+def _all(rank: int, setting: Setting, chunks: int) -> range:
     return range(chunks)
 
 
-def _own(rank: int, chunks: int) -> range:
+def _own(rank: int, setting: Setting, chunks: int) -> range:
     return one(rank)
 
 
-def _per_rank(size: int) -> int:
-    return size
+def _at_root(rank: int, setting: Setting, chunks: int) -> range:
+    return range(chunks) if rank == setting.root else NONE
 
 
-def _levels(size: int) -> int:
-    return (size - 1).bit_length()
+def _row(rank: int, setting: Setting, chunks: int) -> range:
+    return range(rank * setting.size, (rank + 1) * setting.size)
+
+
+def _column(rank: int, setting: Setting, chunks: int) -> range:
+    return range(rank, chunks, setting.size)
 
 
 COLLECTIVES = {
@@ -61,20 +102,96 @@ COLLECTIVES = {
         Collective("allreduce", given=_all, wanted=_all, reduces=True),
         Collective("reduce_scatter", given=_all, wanted=_own, reduces=True),
         Collective("allgather", given=_own, wanted=_all, reduces=False),
+        Collective("broadcast", given=_at_root, wanted=_all, reduces=False, rooted=True),
+        Collective("reduce", given=_all, wanted=_at_root, reduces=True, rooted=True),
+        Collective("alltoall", given=_row, wanted=_column, reduces=False),
     )
 }
+
+
+def _whole(setting: Setting) -> int:
+    return 1
+
+
+def _per_rank(setting: Setting) -> int:
+    return setting.size
+
+
+def _per_piece(setting: Setting) -> int:
+    return setting.pieces
+
+
+def _per_pair(setting: Setting) -> int:
+    return setting.size**2
+
+
+def _entries(collective: str, *entries: tuple) -> Iterator[Algorithm]:
+    """Yield algorithms for a collective from name, schedule, chunks, cost lines, use and what else there is."""
+    for name, schedule, chunks, rounds, sent, use, *more in entries:
+        yield Algorithm(name, COLLECTIVES[collective], schedule, chunks, Cost(rounds), Cost(sent), use, **(more[0] if more else {}))
+
+
+LEAST = "long vectors: the least that any rank can send"
+PIPELINE = {"needs": ("pieces",), "pieces": pipelined_tree.best_pieces}
 
 ALGORITHMS = {
     (algorithm.collective.name, algorithm.name): algorithm
     for algorithm in (
-        Algorithm("ring", COLLECTIVES["allreduce"], ring.allreduce, chunks=_per_rank, rounds=lambda n: 2 * (n - 1),
-                  sent=lambda n: Fraction(2 * (n - 1), n), use="long vectors: the least that any rank can send"),
-        Algorithm("tree", COLLECTIVES["allreduce"], tree.allreduce, chunks=lambda n: 1, rounds=lambda n: 2 * _levels(n),
-                  sent=lambda n: Fraction(_levels(n)), use="short vectors on many ranks; the baseline"),
-        Algorithm("ring", COLLECTIVES["reduce_scatter"], ring.reduce_scatter, chunks=_per_rank, rounds=lambda n: n - 1,
-                  sent=lambda n: Fraction(n - 1, n), use="long vectors: the least that any rank can send"),
-        Algorithm("ring", COLLECTIVES["allgather"], ring.allgather, chunks=_per_rank, rounds=lambda n: n - 1,
-                  sent=lambda n: Fraction(n - 1, n), use="long vectors: the least that any rank can send"),
+        *_entries(
+            "allreduce",
+            ("ring", ring.allreduce, _per_rank, "2*(n-1)", "2*(n-1)/n", "long vectors: the fewest bytes, neighbours only",
+             {"cyclic": True}),
+            ("tree", tree.allreduce, _whole, "2*log", "log", "the baseline; keeps the order of ranks"),
+            ("recursive_doubling", recursive_doubling.allreduce, _whole, "lg + 2*f", "lg + f", "short vectors: the fewest steps"),
+            ("rabenseifner", rabenseifner.allreduce, lambda setting: 1 << floor_log2(setting.size), "2*lg + 2*f",
+             "2*(p-1)/p + f", "medium and long vectors, powers of two: few steps, few bytes"),
+            ("bruck", bruck.allreduce, _per_rank, "2*log", "2*(n-1)/n",
+             "medium and long vectors, any number of ranks: few steps, the fewest bytes", {"cyclic": True}),
+            ("pipelined_tree", pipelined_tree.allreduce, _per_piece, "4*(h+k)", "min(3, n-1)",
+             "medium vectors on many ranks; keeps the order of ranks", PIPELINE),
+            ("double_tree", double_tree.allreduce, lambda setting: 2 * setting.pieces, "4*(h+k)", "min(4, n)/2",
+             "long vectors on very many ranks: few bytes in steps that grow with log n",
+             {"needs": ("pieces",), "pieces": double_tree.best_pieces}),
+            ("bidirectional_ring", bidirectional_ring.allreduce, lambda setting: 2 * setting.size, "4*(n-1)", "2*(n-1)/n",
+             "long vectors where each neighbour has a link of its own, usable both ways", {"cyclic": True}),
+            ("multi_ring", multi_ring.allreduce, lambda setting: setting.size * sum(ring.weight for ring in setting.all_rings),
+             "2*(n-1)*r", "2*(n-1)/n", "long vectors on a machine whose links make several rings", {"needs": ("all_rings",)}),
+            ("hierarchical", hierarchical.allreduce, lambda setting: min(map(len, setting.members)) * len(setting.members),
+             "2*(M-1) + 2*(H-1)", "2*(n-1)/n", "several ranks on each of several nodes: each link between nodes carries least",
+             {"needs": ("members", "places")}),
+        ),
+        *_entries(
+            "reduce_scatter",
+            ("ring", ring.reduce_scatter, _per_rank, "n-1", "(n-1)/n", "long vectors, neighbours only", {"cyclic": True}),
+            ("bruck", bruck.reduce_scatter, _per_rank, "log", "(n-1)/n", "short and medium vectors: the fewest steps, the fewest bytes",
+             {"cyclic": True}),
+        ),
+        *_entries(
+            "allgather",
+            ("ring", ring.allgather, _per_rank, "n-1", "(n-1)/n", "long vectors, neighbours only", {"cyclic": True}),
+            ("bruck", bruck.allgather, _per_rank, "log", "(n-1)/n", "short and medium vectors: the fewest steps, the fewest bytes",
+             {"cyclic": True}),
+        ),
+        *_entries(
+            "broadcast",
+            ("tree", tree.broadcast, _whole, "log", "log", "short vectors: the fewest steps", {"needs": ("root",)}),
+            ("pipelined_tree", pipelined_tree.broadcast, _per_piece, "2*(h+k)", "min(2, n//2)", "medium and long vectors on many ranks",
+             PIPELINE),
+            ("scatter_allgather", scatter_allgather.broadcast, _per_rank, "log + n - 1", "2*(n-1)/n", "long vectors on few ranks"),
+        ),
+        *_entries(
+            "reduce",
+            ("tree", tree.reduce, _whole, "log", "1", "short vectors: the fewest steps; keeps the order of ranks",
+             {"needs": ("root",)}),
+            ("pipelined_tree", pipelined_tree.reduce, _per_piece, "2*(h+k)", "1",
+             "medium and long vectors on many ranks; keeps the order of ranks for root 0", PIPELINE),
+            ("reduce_scatter_gather", reduce_scatter_gather.reduce, _per_rank, "n - 1 + log", "(n-1+s)/n", "long vectors on few ranks"),
+        ),
+        *_entries(
+            "alltoall",
+            ("pairwise", pairwise.alltoall, _per_pair, "n - 1 + n%2", "(n-1)/n", "long blocks: the fewest bytes"),
+            ("bruck", bruck.alltoall, _per_pair, "log", "b/n", "short blocks: the fewest steps"),
+        ),
     )
 }
 
@@ -85,10 +202,17 @@ def names(collective: str) -> list[str]:
 
 
 def find(name: str, collective: str = "allreduce") -> Algorithm:
-    """Return an algorithm by name; ValueError lists the known ones."""
-    try:
-        return ALGORITHMS[collective, name]
-    except KeyError:
-        if collective not in COLLECTIVES:
-            raise ValueError(f"unknown collective {collective!r}; known: {', '.join(COLLECTIVES)}") from None
-        raise ValueError(f"unknown algorithm {name!r} for {collective}; known: {', '.join(names(collective))}") from None
+    """Return an algorithm by name; ValueError names the nearest one and lists all."""
+    if collective not in COLLECTIVES:
+        raise ValueError(unknown("collective", collective, COLLECTIVES))
+    if (collective, name) not in ALGORITHMS:
+        raise ValueError(unknown("algorithm", name, names(collective), f" for {collective}"))
+    return ALGORITHMS[collective, name]
+
+
+def unknown(kind: str, name: str, known: Iterable[str], what_for: str = "") -> str:
+    """Say that a name is not known, which known one is nearest, and list all."""
+    known = list(known)
+    near = get_close_matches(name, known, 1, 0.5)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return f"unknown {kind} {name!r}{what_for}{hint}; known: {', '.join(known)}"

@@ -1,101 +1,76 @@
-"""Replay a schedule on all ranks without data: which message meets which receive, and whether any rank waits for ever."""
+"""Replay a schedule on all ranks without data, round by round: every message meets its receive, so no rank waits for ever."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
+from itertools import zip_longest
 
 from mpiring.algorithms.registry import Algorithm
-from mpiring.algorithms.step import Step
+from mpiring.algorithms.setting import Setting
+from mpiring.algorithms.step import Chunks, Step
 from mpiring.errors import ScheduleError
 
-
-class Message(NamedTuple):
-    """A send that has met its receive: the step of each side, and what happens to the chunks at the receiver."""
-
-    sender: int
-    send_step: int
-    receiver: int
-    recv_step: int
-    chunks: range
-    reduce: bool
+Round = tuple[Step, ...]
 
 
-def schedules(algorithm: Algorithm, size: int) -> list[list[Step]]:
-    """Return the schedule of every rank."""
-    return [list(algorithm.schedule(rank, size)) for rank in range(size)]
+def replay(algorithm: Algorithm, setting: Setting) -> Iterator[Round]:
+    """Yield the rounds, one step of every rank each; ScheduleError where a send or a receive has no counterpart in its round.
 
-
-def replay(steps: list[list[Step]]) -> Iterator[Message]:
-    """Yield every message in an order in which it can happen; ScheduleError where ranks would wait for ever or do not fit.
-
-    Sends are taken as rendezvous: a step is over when its send has met a receive and its receive has met a send. A schedule
-    that gets through needs no buffering by MPI.
+    Sends are taken as rendezvous: a step is over when its send has met a receive and its receive has met a send. Where they
+    meet in one round, that round ends once the one before it has, so a schedule that gets through needs no buffering by MPI.
     """
-    _check_shape(steps)
-    size = len(steps)
-    at = [0] * size
-    sent, received = [False] * size, [False] * size
-    ready = deque(range(size))
-    while ready:
-        rank = ready.popleft()
-        if at[rank] == len(steps[rank]):
-            continue
-        step = steps[rank][at[rank]]
-        for sender, receiver in ((rank, step.send_to), (step.recv_from, rank)):
-            if _meet(steps, at, sent, received, sender, receiver):
-                send, recv = steps[sender][at[sender]], steps[receiver][at[receiver]]
-                if send.send != recv.recv:
-                    raise ScheduleError(f"receives {_ids(recv.recv)} from rank {sender}, which sends {_ids(send.send)}",
-                                        receiver, at[receiver], next(iter(recv.recv), None))
-                sent[sender] = received[receiver] = True
-                yield Message(sender, at[sender], receiver, at[receiver], send.send, recv.reduce)
-                ready.append(receiver if sender == rank else sender)
-        if (step.send_to is None or sent[rank]) and (step.recv_from is None or received[rank]):
-            at[rank] += 1
-            sent[rank] = received[rank] = False
-            ready.append(rank)
-    _check_end(steps, at, sent)
+    schedules = [algorithm.steps(rank, setting) for rank in range(setting.size)]
+    for index, steps in enumerate(zip_longest(*schedules)):
+        _check_round(index, steps)
+        yield steps
 
 
-def _meet(steps, at, sent, received, sender: int | None, receiver: int | None) -> bool:
-    """Tell whether the sender's current send and the receiver's current receive are each other's and still open."""
-    if sender is None or receiver is None or at[sender] == len(steps[sender]) or at[receiver] == len(steps[receiver]):
-        return False
-    return (steps[sender][at[sender]].send_to == receiver and steps[receiver][at[receiver]].recv_from == sender
-            and not sent[sender] and not received[receiver])
+def _check_round(index: int, steps: Round) -> None:
+    for rank, step in enumerate(steps):
+        if step is None:
+            raise ScheduleError(f"has {index} rounds where other ranks have more", rank, index)
+        if step.send_to is not None:
+            peer = _peer(rank, step.send_to, step.send, "sends to", index, steps)
+            if peer.recv_from != rank:
+                raise ScheduleError(f"waits for ever to send {ids(step.send)} to rank {step.send_to}, which {_receives(peer)} in this "
+                                    "round", rank, index, first(step.send))
+            if peer.recv != step.send:
+                raise ScheduleError(f"receives {ids(peer.recv)} from rank {rank}, which sends {ids(step.send)}", step.send_to, index,
+                                    first(peer.recv))
+        if step.recv_from is not None:
+            peer = _peer(rank, step.recv_from, step.recv, "receives from", index, steps)
+            if peer.send_to != rank:
+                raise ScheduleError(f"waits for ever to receive {ids(step.recv)} from rank {step.recv_from}, which {_sends(peer)} in "
+                                    "this round", rank, index, first(step.recv))
 
 
-def _check_shape(steps: list[list[Step]]) -> None:
-    size, rounds = len(steps), len(steps[0])
-    for rank, schedule in enumerate(steps):
-        if len(schedule) != rounds:
-            raise ScheduleError(f"has {len(schedule)} rounds where rank 0 has {rounds}", rank, min(len(schedule), rounds))
-        for index, step in enumerate(schedule):
-            for word, peer, chunks in (("sends to", step.send_to, step.send), ("receives from", step.recv_from, step.recv)):
-                if peer is not None and (peer == rank or not 0 <= peer < size):
-                    raise ScheduleError(f"{word} rank {peer}, not a peer among {size} ranks", rank, index, next(iter(chunks), None))
+def _peer(rank: int, peer: int, chunks: Chunks, word: str, index: int, steps: Round) -> Step:
+    if peer == rank or not 0 <= peer < len(steps):
+        raise ScheduleError(f"{word} rank {peer}, not a peer among {len(steps)} ranks", rank, index, first(chunks))
+    if steps[peer] is None:
+        raise ScheduleError(f"has {index} rounds where other ranks have more", peer, index)
+    return steps[peer]
 
 
-def _check_end(steps: list[list[Step]], at: list[int], sent: list[bool]) -> None:
-    """Name the rank that is furthest behind of those that are stuck, and what it waits for."""
-    for rank, index in sorted(enumerate(at), key=lambda place: place[1]):
-        if index < len(steps[rank]):
-            step = steps[rank][index]
-            send = step.send_to is not None and not sent[rank]
-            verb, peer, chunks = ("send", step.send_to, step.send) if send else ("receive", step.recv_from, step.recv)
-            word = "to" if send else "from"
-            raise ScheduleError(f"waits for ever to {verb} {_ids(chunks)} {word} rank {peer}, which is {_doing(steps, at, peer)}",
-                                rank, index, next(iter(chunks), None))
+def _receives(step: Step) -> str:
+    return "receives nothing" if step.recv_from is None else f"receives from rank {step.recv_from}"
 
 
-def _doing(steps: list[list[Step]], at: list[int], rank: int) -> str:
-    if at[rank] == len(steps[rank]):
-        return "done"
-    step = steps[rank][at[rank]]
-    return f"in step {at[rank]} (sends to {step.send_to}, receives from {step.recv_from})"
+def _sends(step: Step) -> str:
+    return "sends nothing" if step.send_to is None else f"sends to rank {step.send_to}"
 
 
-def _ids(chunks: range) -> str:
-    return f"chunk {chunks[0]}" if len(chunks) == 1 else f"chunks {chunks.start} to {chunks.stop - 1}" if chunks else "no chunk"
+def first(chunks: Chunks) -> int | None:
+    """Return the first of chunks, if there is one."""
+    return next(iter(chunks), None)
+
+
+def ids(chunks: Chunks) -> str:
+    """Write chunk ids: chunk 3, chunks 3 to 5, chunks 1, 3, 5."""
+    if not chunks:
+        return "no chunk"
+    if len(chunks) == 1:
+        return f"chunk {chunks[0]}"
+    if chunks[-1] - chunks[0] == len(chunks) - 1:
+        return f"chunks {chunks[0]} to {chunks[-1]}"
+    return f"chunks {', '.join(map(str, chunks))}"

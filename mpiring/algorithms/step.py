@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 Chunks = range | tuple[int, ...]
@@ -29,6 +30,7 @@ IDLE = Step()
 """A rank's step in a round in which it takes no part: every rank has a step in every round."""
 
 
+@lru_cache(maxsize=1 << 16)
 def one(chunk: int) -> range:
     """The range that holds only `chunk`."""
     return range(chunk, chunk + 1)

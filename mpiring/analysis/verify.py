@@ -46,102 +46,110 @@ def verify(algorithm: str | Algorithm, size: int, *, collective: str = "allreduc
 def prove(algorithm: Algorithm, setting: Setting) -> Proof:
     """As verify, for a Setting."""
     chunks = algorithm.chunks(setting)
-    values = _Values()
-    held = [{chunk: values.own(rank, chunk) for chunk in algorithm.collective.given(rank, setting, chunks)}
-            for rank in range(setting.size)]
-    written: list[dict[int, int]] = [{} for _ in range(setting.size)]
+    held: list[dict[int, Value]] = [{chunk: (1 << rank, rank, rank + 1, rank) for chunk in algorithm.collective.given(rank, setting, chunks)}
+                                    for rank in range(setting.size)]
     rounds, messages, sent = 0, 0, [0] * setting.size
     for steps in replay(algorithm, setting):
+        for rank, chunk, value in _arrivals(rounds, steps, chunks, held):
+            held[rank][chunk] = value
         for rank, step in enumerate(steps):
-            if step.send_to is not None:
+            if step[0] is not None:
                 messages += 1
-                sent[rank] += len(step.send)
-        _deliver(rounds, steps, chunks, held, written, values)
+                sent[rank] += len(step[1])
         rounds += 1
-    ordered = _check_results(algorithm, setting, chunks, held, written, values)
+    ordered = _check_results(algorithm, setting, chunks, held)
     return Proof(rounds, messages, Fraction(max(sent), algorithm.collective.vector(setting, chunks)), ordered)
 
 
-class _Values:
-    """All values that chunks take on the way, as numbers: two are equal where they are the same sum of the same terms.
+Value = tuple[int, float, float, "int | tuple"]
+"""What a rank holds of a chunk: a sum, as
 
-    ranks: by value, bit r is set where the contribution of rank r is in it.
-    spans: by value, the first rank and the one after the last where the terms are those of neighbouring ranks in their order;
-        None where they are not.
-    """
+- the ranks whose contributions are in it: bit r for rank r,
+- the first of them and the one after the last, if they are neighbours summed in their order; else NOWHERE twice, which nothing
+  is next to,
+- the sum itself: a rank, or a pair of sums. The ranks in it are all different, so it has as many leaves.
+"""
 
-    def __init__(self) -> None:
-        self.ranks: list[int] = []
-        self.spans: list[tuple[int, int] | None] = []
-        self.sums: dict[tuple[int, int], int] = {}
-
-    def own(self, rank: int, chunk: int) -> int:
-        """Return a new value: what a rank brings."""
-        self.ranks.append(1 << rank)
-        self.spans.append((rank, rank + 1))
-        return len(self.ranks) - 1
-
-    def add(self, left: int, right: int) -> int:
-        """Return the value of left + right, whose contributions are known to differ."""
-        found = self.sums.get((left, right))
-        if found is None:
-            found = self.sums[left, right] = len(self.ranks)
-            self.ranks.append(self.ranks[left] | self.ranks[right])
-            low, high = self.spans[left], self.spans[right]
-            self.spans.append((low[0], high[1]) if low and high and low[1] == high[0] else None)
-        return found
+NOWHERE = float("nan")
 
 
-def _deliver(index: int, steps: Round, chunks: int, held: list[dict[int, int]], written: list[dict[int, int]], values: _Values) -> None:
-    """Move the values of a round. What a step sends is what the rank held when the step began, whatever it receives meanwhile."""
-    moved = []
-    for rank, step in enumerate(steps):
-        peer = step.recv_from
+def _arrivals(index: int, steps: Round, chunks: int, held: list[dict[int, Value]]) -> list[tuple[int, int, Value]]:
+    """Return what a round brings: rank, chunk and value. What a step sends is what the rank held when the step began."""
+    found = []
+    for rank, (send_to, send, peer, recv, reduce) in enumerate(steps):
         if peer is None:
             continue
-        if not step.reduce and step.send_to is not None and (both := set(step.send).intersection(step.recv)):
+        if not reduce and send_to is not None and (both := set(send).intersection(recv)):
             raise ScheduleError("overwrites a chunk while it is being sent", rank, index, min(both))
         there, here = held[peer], held[rank]
-        for chunk in step.recv:
+        for chunk in recv:
             if not 0 <= chunk < chunks:
                 raise ScheduleError(f"there are {chunks} chunks", peer, index, chunk)
             value = there.get(chunk)
             if value is None:
                 raise ScheduleError("sends a chunk that it does not have", peer, index, chunk)
-            if step.reduce:
+            if reduce:
                 own = here.get(chunk)
                 if own is None:
                     raise ScheduleError("reduces into a chunk that it does not have", rank, index, chunk)
-                if twice := values.ranks[value] & values.ranks[own]:
-                    raise ScheduleError(f"adds the contribution of {_names(twice)} a second time", rank, index, chunk)
-                value = values.add(value, own) if peer < rank else values.add(own, value)
-            moved.append((rank, chunk, value))
-    for rank, chunk, value in moved:
-        held[rank][chunk] = value
-        written[rank][chunk] = index
+                value = _add(value, own) if peer < rank else _add(own, value)
+                if value is None:
+                    raise ScheduleError(f"adds the contribution of {_names(there[chunk][0] & own[0])} a second time", rank, index, chunk)
+            found.append((rank, chunk, value))
+    return found
 
 
-def _check_results(algorithm: Algorithm, setting: Setting, chunks: int, held: list[dict[int, int]], written: list[dict[int, int]],
-                   values: _Values) -> bool:
+def _add(left: Value, right: Value) -> Value | None:
+    """Return the sum of two values, or None where a contribution is in both."""
+    if left[0] & right[0]:
+        return None
+    if left[2] == right[1]:
+        return left[0] | right[0], left[1], right[2], (left[3], right[3])
+    return left[0] | right[0], NOWHERE, NOWHERE, (left[3], right[3])
+
+
+def _check_results(algorithm: Algorithm, setting: Setting, chunks: int, held: list[dict[int, Value]]) -> bool:
     """Check what every rank wants; tell whether all sums are in the order of the ranks."""
     givers = [0] * chunks
     for rank in range(setting.size):
         for chunk in algorithm.collective.given(rank, setting, chunks):
             givers[chunk] |= 1 << rank
-    first: dict[int, tuple[int, int]] = {}
+    first: dict[int, tuple[int, Value]] = {}
     ordered = True
     for rank in range(setting.size):
         for chunk in algorithm.collective.wanted(rank, setting, chunks):
-            value, step = held[rank].get(chunk), written[rank].get(chunk, 0)
+            value = held[rank].get(chunk)
             if value is None:
                 raise ScheduleError("never gets the chunk", rank, None, chunk)
-            if missing := givers[chunk] & ~values.ranks[value]:
-                raise ScheduleError(f"ends without the contribution of {_names(missing)}", rank, step, chunk)
+            if missing := givers[chunk] & ~value[0]:
+                raise ScheduleError(f"ends without the contribution of {_names(missing)}", rank,
+                                    _last_step(algorithm, setting, rank, chunk), chunk)
             owner, same = first.setdefault(chunk, (rank, value))
-            if same != value:
-                raise ScheduleError(f"sums in another order than rank {owner}: their bits can differ", rank, step, chunk)
-            ordered = ordered and values.spans[value] is not None
+            if not _equal(same[3], value[3]):
+                raise ScheduleError(f"sums in another order than rank {owner}: their bits can differ", rank,
+                                    _last_step(algorithm, setting, rank, chunk), chunk)
+            ordered = ordered and value[1] == value[1]
     return ordered
+
+
+def _equal(one: int | tuple, other: int | tuple) -> bool:
+    """Tell whether two sums are the same; not by recursion, for a chain of sums is as deep as there are ranks."""
+    pairs = [(one, other)]
+    while pairs:
+        one, other = pairs.pop()
+        if one is other:
+            continue
+        if isinstance(one, int) or isinstance(other, int):
+            if one != other:
+                return False
+        else:
+            pairs.extend(zip(one, other))
+    return True
+
+
+def _last_step(algorithm: Algorithm, setting: Setting, rank: int, chunk: int) -> int:
+    """Return the step in which a rank last receives a chunk (0: never)."""
+    return max((index for index, step in enumerate(algorithm.steps(rank, setting)) if chunk in step.recv), default=0)
 
 
 def _names(mask: int) -> str:

@@ -1,21 +1,40 @@
-"""Allreduce and its siblings for NumPy and CuPy arrays under MPI, by algorithms that can be run, proven and measured."""
+"""Allreduce and its siblings for NumPy and CuPy arrays under MPI, by algorithms that can be run, proven, priced and drawn."""
 
-from mpiring.analysis.verify import verify
-from mpiring.collectives import allgather, allreduce, reduce_scatter, ring_allreduce, tree_allreduce
-from mpiring.errors import MismatchError, PeerError, ScheduleError
-from mpiring.runtime.ops import AVERAGE
+from importlib import import_module
+from typing import Any
+
 from mpiring.version import __version__
 
-__all__ = [
-    "AVERAGE",
-    "MismatchError",
-    "PeerError",
-    "ScheduleError",
-    "__version__",
-    "allgather",
-    "allreduce",
-    "reduce_scatter",
-    "ring_allreduce",
-    "tree_allreduce",
-    "verify",
-]
+_HOMES = {
+    "AVERAGE": "runtime.ops",
+    "Algorithm": "algorithms.registry",
+    "IDLE": "algorithms.step",
+    "MismatchError": "errors",
+    "PeerError": "errors",
+    "Ring": "algorithms.setting",
+    "ScheduleError": "errors",
+    "Step": "algorithms.step",
+    "allgather": "collectives",
+    "allreduce": "collectives",
+    "alltoall": "collectives",
+    "broadcast": "collectives",
+    "reduce": "collectives",
+    "reduce_scatter": "collectives",
+    "ring_allreduce": "collectives",
+    "tree_allreduce": "collectives",
+    "verify": "analysis.verify",
+}
+
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is asked for first: proofs and prices need no MPI."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mpiring' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"mpiring.{_HOMES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]

@@ -44,10 +44,11 @@ class NativePlan:
         settle: list[Task] = [(space.settle, ())] if space.settle else []
         self.tasks: list[Task] = [(pull, (packed, source))] if packed is not source else []
         self.tasks += settle + self._calls(send, recv, shares, operation)
-        if operation and operation.average and channel.size > 1:
-            self.tasks.append((ops.divide(xp, recv.dtype, channel.size), (recv,)))
-        if recv is not recvbuf:
-            self.tasks.append((push, (recvbuf, recv)))
+        if call.root in (None, channel.rank) or call.collective == "broadcast":
+            if operation and operation.average and channel.size > 1:
+                self.tasks.append((ops.divide(xp, recv.dtype, channel.size), (recv,)))
+            if recv is not recvbuf and not (call.collective == "broadcast" and call.root == channel.rank):
+                self.tasks.append((push, (recvbuf, recv)))
         self.tasks += settle
 
     def __call__(self) -> None:
@@ -72,13 +73,25 @@ class NativePlan:
         """Return the calls of MPI; `send` None: in place."""
         comm, op = self.channel.comm, operation and _mpi_op(operation)
         source = MPI.IN_PLACE if send is None else self._message(send)
-        if self.call.collective == "reduce_scatter":
+        collective, root, rank = self.call.collective, self.call.root, comm.rank
+        if collective == "reduce_scatter":
             return [(comm.Reduce_scatter, (source, self._message(recv), shares, op))]
-        if self.call.collective == "allgather":
+        if collective == "allgather":
             return [(comm.Allgatherv, (source, (recv, shares, self.datatype)))]
-        parts = cuts(recv.size, max(1, -(-recv.size // LIMIT)))
-        return [(comm.Allreduce, (source if send is None else self._message(send.reshape(-1)[part]),
-                                  self._message(recv.reshape(-1)[part]), op)) for part in parts]
+        if collective == "alltoall":
+            row, column = shares[rank * comm.size:(rank + 1) * comm.size], shares[rank::comm.size]
+            return [(comm.Alltoallv, (source if send is None else (send, row, self.datatype), (recv, column, self.datatype)))]
+        calls: list[Task] = []
+        for part in cuts(recv.size, max(1, -(-recv.size // LIMIT))):
+            into = self._message(recv.reshape(-1)[part])
+            given = source if send is None else self._message(send.reshape(-1)[part])
+            if collective == "broadcast":
+                calls.append((comm.Bcast, (into, root)))
+            elif collective == "reduce":
+                calls.append((comm.Reduce, (given, into, op, root) if rank == root else (into, None, op, root)))
+            else:
+                calls.append((comm.Allreduce, (given, into, op)))
+        return calls
 
     def _message(self, array: Any) -> tuple[Any, int, MPI.Datatype]:
         return array, array.size, self.datatype
@@ -87,7 +100,7 @@ class NativePlan:
 def check_native(call: Call, operation: ops.Operation | None, dtype: np.dtype) -> None:
     """Raise TypeError or ValueError where the MPI library cannot do it: whether it knows the op is tried on one local element."""
     datatype = ops.mpi_type(dtype)
-    if call.collective != "allreduce" and call.count > LIMIT:
+    if call.counts is not None and call.count > LIMIT:
         raise ValueError(f"algorithm 'native' takes up to {LIMIT} elements in a {call.collective}, not {call.count}")
     if operation and not operation.user:
         one = np.zeros(dtype.itemsize, np.uint8)

@@ -37,12 +37,17 @@ class Operation:
     average: bool = False
     user: MPI.Op | None = None
 
+    @property
+    def commutes(self) -> bool:
+        """Whether operands may change places."""
+        return self.user is None or self.user.is_commutative
+
     def combine(self, xp, dtype: np.dtype) -> Callable[[object, object, object], object]:
-        """Return the function (incoming, held, out) that reduces two arrays of module `xp`."""
+        """Return the function (left, right, out) that reduces two arrays of module `xp`; `out` may be one of them."""
         if self.user is None:
             ufunc = getattr(xp, self.ufunc)
             if self.ufunc in ("maximum", "minimum"):     # of three operands, NumPy wants the last one by keyword
-                return lambda incoming, held, out: ufunc(incoming, held, out=out)
+                return lambda left, right, out: ufunc(left, right, out=out)
             return ufunc
         return _user_combine(self.user, mpi_type(dtype))
 
@@ -65,12 +70,9 @@ NAMES: dict[str, object] = {operation.name: op for op, operation in _TABLE} | {"
 """The ops by name, for command lines."""
 
 
-def find(op: object, dtype: np.dtype, any_order: bool = True) -> Operation:
-    """Return what `op` does to arrays of `dtype`; TypeError where it is no op, or has no meaning for the dtype.
-
-    `any_order`: the algorithm does not keep the order of the ranks, so an op that is not commutative is refused.
-    """
-    operation = _lookup(op, any_order)
+def find(op: object, dtype: np.dtype) -> Operation:
+    """Return what `op` does to arrays of `dtype`; TypeError where it is no op, or has no meaning for the dtype."""
+    operation = _lookup(op)
     if kind(dtype) not in operation.kinds:
         known = ", ".join(_KIND_NAMES[letter] for letter in operation.kinds)
         raise TypeError(f"op {operation.name} has no meaning for dtype {dtype} (it is for {known})")
@@ -79,7 +81,7 @@ def find(op: object, dtype: np.dtype, any_order: bool = True) -> Operation:
     return operation
 
 
-def _lookup(op: object, any_order: bool) -> Operation:
+def _lookup(op: object) -> Operation:
     if isinstance(op, _Average):
         return _AVERAGE
     if not isinstance(op, MPI.Op):
@@ -92,9 +94,6 @@ def _lookup(op: object, any_order: bool) -> Operation:
     if op.is_predefined:
         name = next((name for name in ("MAXLOC", "MINLOC", "REPLACE", "NO_OP") if op == getattr(MPI, name)), "given")
         raise TypeError(f"op {name} has no meaning for plain numbers; known: {', '.join(NAMES)}, and ops made with MPI.Op.Create")
-    if any_order and not op.is_commutative:
-        raise ValueError("op is not commutative, and this algorithm sums in another order than that of the ranks; "
-                         "use algorithm='native', or make it with MPI.Op.Create(function, commute=True)")
     return Operation("user", "", NUMBERS, user=op)
 
 
@@ -131,11 +130,12 @@ def mpi_type(dtype: np.dtype) -> MPI.Datatype:
 
 
 def _user_combine(op: MPI.Op, datatype: MPI.Datatype) -> Callable[[object, object, object], object]:
-    """Let MPI call the user's function: it reduces into its second argument, here what came in."""
+    """Let MPI call the user's function: it reduces into its second argument, so a right operand that is not `out` is copied."""
 
-    def combine(incoming, held, out):
-        op.Reduce_local([np.ascontiguousarray(held), incoming.size, datatype], [incoming, incoming.size, datatype])
-        if out is not incoming:
-            np.copyto(out, incoming)
+    def combine(left, right, out):
+        result = right if out is right else right.copy()
+        op.Reduce_local([np.ascontiguousarray(left), left.size, datatype], [result, result.size, datatype])
+        if out is not right:
+            np.copyto(out, result)
 
     return combine

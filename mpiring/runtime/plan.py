@@ -28,11 +28,13 @@ class Call:
     dtype: str
     op: str
     counts: tuple[int, ...] | None = None
+    root: int | None = None
 
     def __str__(self) -> str:
         shares = f", counts {list(self.counts)}" if self.counts is not None else ""
         op = f", {self.op}" if self.op else ""
-        return f"{self.collective}({self.algorithm}, count {self.count}{shares}, {self.dtype}{op})"
+        root = f", root {self.root}" if self.root is not None else ""
+        return f"{self.collective}({self.algorithm}, count {self.count}{shares}, {self.dtype}{op}{root})"
 
 
 class Move(NamedTuple):
@@ -174,8 +176,8 @@ class _Binder:
                 for target, source in self._pairs(action.target, action.source):
                     yield self.space.copy, (target, source)
             elif isinstance(action, Combine):
-                for incoming, held, target in self._triples(action):
-                    yield self.combine, (incoming, held, target)
+                for operands in self._triples(action):
+                    yield self.combine, operands
             elif isinstance(action, Average):
                 for view, _, _ in self._views(action.target):
                     yield self.divide, (view,)
@@ -196,9 +198,11 @@ class _Binder:
             yield from ((view, line[a:b].reshape(view.shape)) for view, a, b in self._views(target))
 
     def _triples(self, action: Combine) -> Iterator[tuple[Any, Any, Any]]:
+        """Yield left operand, right operand and result."""
+        order = slice(None, None, 1 if action.first else -1)
         if action.held.region.flat:
-            views = {piece: self.flat(piece) for piece in action}     # one view a place: CuPy copies operands that overlap another
-            yield views[action.incoming], views[action.held], views[action.target]
+            views = {piece: self.flat(piece) for piece in action[:3]}     # one view a place: CuPy copies operands that overlap another
+            yield *(views[action.incoming], views[action.held])[order], views[action.target]
             return
         for part, held in self._pairs(action.incoming, action.held):
-            yield part, held, part
+            yield *(part, held)[order], part

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from mpiring.algorithms.cuts import cuts, offsets
 from mpiring.algorithms.registry import Algorithm
+from mpiring.algorithms.setting import Setting
 from mpiring.algorithms.step import Step
 
 WINDOW = 4
@@ -69,11 +70,12 @@ class Copy(NamedTuple):
 
 
 class Combine(NamedTuple):
-    """Reduce what came in with what the rank held, into `target`."""
+    """Reduce what came in with what the rank held, into `target`; `first`: what came in is the left operand."""
 
     incoming: Piece
     held: Piece
     target: Piece
+    first: bool = False
 
 
 class Average(NamedTuple):
@@ -114,7 +116,7 @@ class Transfer:
     @cached_property
     def touches(self) -> list[Piece]:
         """All that is read or written."""
-        used = [piece for action in self.after for piece in action[1:] if not isinstance(action, Average)]
+        used = [piece for action in self.after for piece in action[1:3] if not isinstance(action, Average)]
         return [*self.reads, *self.writes, *used]
 
 
@@ -147,10 +149,10 @@ class Program:
         return 1 + len(self.transfers)
 
 
-def compile_program(algorithm: Algorithm, rank: int, size: int, shares: list[int], segment: int, memory: Memory = Memory(),
+def compile_program(algorithm: Algorithm, rank: int, setting: Setting, shares: list[int], segment: int, memory: Memory = Memory(),
                     average: bool = False, window: int = WINDOW, lead: int = LEAD) -> Program:
     """Compile one rank's schedule over a vector cut into `shares` (elements of each chunk), in segments of `segment` elements."""
-    return _Compiler(algorithm, rank, size, shares, segment, memory, average, window, lead).compile()
+    return _Compiler(algorithm, rank, setting, shares, segment, memory, average, window, lead).compile()
 
 
 class _Where:
@@ -198,50 +200,94 @@ def _slice(piece: Piece, start: int, stop: int) -> Piece:
     return Piece(piece.region, piece.start + start, piece.start + stop)
 
 
+class _Buffer:
+    """Where the chunks that a buffer holds lie in it: intervals of the vector, in order, each with its place in the buffer."""
+
+    def __init__(self, region: Region, chunks: Iterable[int], edges: list[int], whole: bool):
+        self.region = region
+        self.parts: list[tuple[int, int, int]] = []
+        at = 0
+        for chunk in chunks:
+            start, stop = edges[chunk], edges[chunk + 1]
+            place = start if whole else at
+            at += stop - start
+            if self.parts and self.parts[-1][1] == start and self.parts[-1][2] + start - self.parts[-1][0] == place:
+                self.parts[-1] = (self.parts[-1][0], stop, self.parts[-1][2])
+            elif start < stop:
+                self.parts.append((start, stop, place))
+
+    def split(self, start: int, stop: int) -> Iterator[tuple[int, int, Piece | None]]:
+        """Split an interval of the vector into the parts that have a place in the buffer, and those that have none."""
+        for low, high, place in self.parts[bisect_right(self.parts, start, key=lambda part: part[1]):]:
+            if low >= stop:
+                break
+            a, b = max(low, start), min(high, stop)
+            if start < a:
+                yield start, a, None
+            yield a, b, Piece(self.region, place + a - low, place + b - low)
+            start = b
+        if start < stop:
+            yield start, stop, None
+
+
 class _Compiler:
-    def __init__(self, algorithm: Algorithm, rank: int, size: int, shares: list[int], segment: int, memory: Memory,
+    def __init__(self, algorithm: Algorithm, rank: int, setting: Setting, shares: list[int], segment: int, memory: Memory,
                  average: bool, window: int, lead: int):
-        self.segment, self.memory, self.average = max(1, segment), memory, average and size > 1
+        self.rank, self.segment, self.memory, self.average = rank, max(1, segment), memory, average and setting.size > 1
         self.window, self.lead = window, lead
         self.edges = offsets(shares)
-        self.given = algorithm.collective.given(rank, len(shares))
-        self.wanted = algorithm.collective.wanted(rank, len(shares))
-        self.steps = [step for step in algorithm.schedule(rank, size) if step.send_to is not None or step.recv_from is not None]
+        collective, chunks = algorithm.collective, len(shares)
+        self.given = collective.given(rank, setting, chunks)
+        self.wanted = collective.wanted(rank, setting, chunks)
+        self.steps = [step for step in algorithm.steps(rank, setting) if step.send_to is not None or step.recv_from is not None]
         self.recv = Region("recvbuf", memory.recv_flat)
         self.send = self.recv if memory.in_place else Region("sendbuf", memory.send_flat)
-        self.homeless = len(self.wanted) != len(shares)     # a chunk may have no place in recvbuf; the same on all ranks
-        self.home = self._span(self.wanted)
-        self.home_base = 0 if memory.in_place and self.homeless else self.home[0]
-        source = self._span(self.given)
-        self.source_base = 0 if memory.in_place else source[0]
+        # A buffer for both sides holds the whole vector, each chunk in its place; that of alltoall, what it gets where that lay
+        # which it gives.
+        whole = memory.in_place and chunks in (len(self.given), len(self.wanted))
+        self.source = _Buffer(self.send, self.given, self.edges, whole)
+        self.home = _Buffer(self.recv, self.wanted, self.edges, whole)
+        self.replaced = {} if whole or not memory.in_place else self._last_sends()
+        self.passes = self._count_passes(algorithm, setting, shares)
         self.transfers: list[Transfer] = []
         self.slots: list[Slot] = []
         self.first_from: dict[int, int] = {}
 
     def compile(self) -> Program:
-        passes = list(self._passes())
         final = {chunk: index for index, step in enumerate(self.steps) if step.recv_from is not None for chunk in step.recv}
-        for spans in passes:
+        for spans in self._spans():
             self.where = _Where()
             for chunk in self.given:
-                start, stop = spans[chunk]
-                self.where.put(start, stop, Piece(self.send, start - self.source_base, stop - self.source_base))
+                for start, stop, piece in self.source.split(*spans[chunk]):
+                    self.where.put(start, stop, piece)
             for index, step in enumerate(self.steps):
                 done = [chunk for chunk in step.recv if final[chunk] == index and chunk in self.wanted]
-                self._step(step, spans, {spans[chunk] for chunk in done} if self.average and step.reduce else set())
+                self._step(index, step, spans, {spans[chunk] for chunk in done} if self.average and step.reduce else set())
             for chunk in self.wanted:
                 self._bring_home(*spans[chunk])
         self._mark_last()
         return Program(self.transfers, *self._allocate(), self.send, self.recv)
 
-    def _span(self, chunks: range) -> tuple[int, int]:
-        return (self.edges[chunks.start], self.edges[chunks.stop]) if chunks else (0, 0)
+    def _last_sends(self) -> dict[tuple[int, int], int]:
+        """Return for what lies in a buffer that is both given and wanted, by place, the last step that sends it."""
+        last = {chunk: index for index, step in enumerate(self.steps) if step.send_to is not None for chunk in step.send}
+        return {(piece.start, piece.stop): last[chunk] for chunk in self.given if chunk in last
+                for _, _, piece in self.source.split(self.edges[chunk], self.edges[chunk + 1])}
 
-    def _passes(self) -> Iterator[list[tuple[int, int]]]:
-        """Cut every chunk into the parts that go through the schedule together: all of it where every chunk has a home."""
-        longest = max((stop - start for start, stop in zip(self.edges, self.edges[1:])), default=0)
-        passes = max(1, -(-longest // (GROUP * self.segment))) if self.homeless else 1
-        parts = [[slice(start + part.start, start + part.stop) for part in cuts(stop - start, passes)]
+    def _count_passes(self, algorithm: Algorithm, setting: Setting, shares: list[int]) -> int:
+        """Return in how many passes the vector goes through the schedule: one where every rank has a home for every chunk.
+
+        Otherwise chunks on their way are in scratch: as many at a time as a message of the root has at most, which is a number that
+        all ranks know. So many parts of GROUP segments are what a pass may take.
+        """
+        if all(len(algorithm.collective.wanted(rank, setting, len(shares))) == len(shares) for rank in range(setting.size)):
+            return 1
+        width = max((len(chunks) for step in algorithm.steps(setting.root, setting) for chunks in (step.send, step.recv)), default=0)
+        return max(1, -(-max(shares) * max(1, width) // (GROUP * self.segment)))
+
+    def _spans(self) -> Iterator[list[tuple[int, int]]]:
+        """Yield for every pass the part of every chunk that goes through the schedule in it."""
+        parts = [[slice(start + part.start, start + part.stop) for part in cuts(stop - start, self.passes)]
                  for start, stop in zip(self.edges, self.edges[1:])]
         for spans in zip(*parts):
             yield [(span.start, span.stop) for span in spans]
@@ -257,14 +303,15 @@ class _Compiler:
         total = sum(stop - start for start, stop in merged)
         return [list(_part(merged, piece.start, piece.stop)) for piece in cuts(total, max(1, -(-total // self.segment)))]
 
-    def _step(self, step: Step, spans: list[tuple[int, int]], done: set[tuple[int, int]]) -> None:
+    def _step(self, index: int, step: Step, spans: list[tuple[int, int]], done: set[tuple[int, int]]) -> None:
         sends = self._segments(spans[chunk] for chunk in step.send) if step.send_to is not None else []
         recvs = self._segments(spans[chunk] for chunk in step.recv) if step.recv_from is not None else []
+        self.gone: list[Piece] = []        # what of this step has been sent by the transfer at work
         for out, into in zip_longest(sends, recvs):
             transfer = Transfer()
             self.transfers.append(transfer)
             self._add_send(transfer, step.send_to, out)
-            self._add_recv(transfer, step, into, done)
+            self._add_recv(transfer, index, into, done)
 
     def _add_send(self, transfer: Transfer, peer: int | None, spans: list[tuple[int, int]] | None) -> None:
         j = len(self.transfers) - 1
@@ -273,6 +320,7 @@ class _Compiler:
             return
         transfer.send_to = peer
         pieces = [piece for start, stop in spans for _, _, piece in self.where.get(start, stop)]
+        self.gone += pieces
         length = sum(stop - start for start, stop in spans)
         assert sum(piece.stop - piece.start for piece in pieces) == length, "a schedule sends what the rank does not have"
         # An empty message waits for all that came before it: the news that a rank has given up travels along it as well.
@@ -301,16 +349,18 @@ class _Compiler:
             actions.append(Copy(Piece(slot, at, at := at + piece.stop - piece.start), piece))
         return Piece(slot, 0, length)
 
-    def _add_recv(self, transfer: Transfer, step: Step, spans: list[tuple[int, int]] | None, done: set[tuple[int, int]]) -> None:
-        j = len(self.transfers) - 1
+    def _add_recv(self, transfer: Transfer, index: int, spans: list[tuple[int, int]] | None, done: set[tuple[int, int]]) -> None:
+        j, step = len(self.transfers) - 1, self.steps[index]
         transfer.post_at = self.transfers[j - 1].post_at if j else 0
         if spans is None:
             return
         transfer.recv_from = step.recv_from
         length = sum(stop - start for start, stop in spans)
-        homes = [home for start, stop in spans for home in self._homes(start, stop)]
+        homes = [(a, b, home if self._free(home, index) else None) for start, stop in spans
+                 for a, b, home in self.home.split(start, stop)]
         known = self.first_from.setdefault(step.recv_from, j) < j
-        direct = not step.reduce and len(homes) == 1 and homes[0][2] is not None and homes[0][2].region.flat
+        direct = (not step.reduce and len(homes) == 1 and homes[0][2] is not None and homes[0][2].region.flat
+                  and not _overlap([homes[0][2]], self.gone))
         if direct and (known or self.memory.staged):
             landing = homes[0][2]
             if not self.memory.staged:
@@ -319,7 +369,7 @@ class _Compiler:
             self.where.put(*homes[0])
         else:
             landing = Piece(self._slot(length, j, j), 0, length)
-            self._settle(transfer, step.reduce, homes, landing.region, done)
+            self._settle(transfer, step, homes, landing.region, done)
         transfer.post_at = max(transfer.post_at, j - self.window)
         if isinstance(landing.region, Slot):
             landing.region.first = transfer.post_at
@@ -329,19 +379,31 @@ class _Compiler:
             landing = arrived
         transfer.recv = landing
 
-    def _settle(self, transfer: Transfer, reduce: bool, homes, slot: Slot, done: set[tuple[int, int]]) -> None:
+    def _free(self, home: Piece | None, index: int) -> bool:
+        """Tell whether nothing that lies at a home is still to be sent, in step `index` or later."""
+        if home is None:
+            return True
+        for (start, stop), last in self.replaced.items():
+            low, high = max(start, home.start), min(stop, home.stop)
+            if low < high and last >= index and not (last == index and any(
+                    piece.region is home.region and piece.start <= low and high <= piece.stop for piece in self.gone)):
+                return False
+        return True
+
+    def _settle(self, transfer: Transfer, step: Step, homes, slot: Slot, done: set[tuple[int, int]]) -> None:
         """Add what is done with a segment that has come into a slot: reduce it or copy it, into its home where it has one."""
+        first = step.recv_from < self.rank
         at = 0
         for start, stop, home in homes:
             base = at - start
             at += stop - start
             incoming = Piece(slot, start + base, stop + base)
-            if reduce:
+            if step.reduce:
                 for a, b, held in list(self.where.get(start, stop)):
                     part = Piece(slot, a + base, b + base)
                     into = Piece(home.region, home.start + a - start, home.start + b - start) if home else part
                     direct = held.region.flat and into.region.flat
-                    transfer.after.append(Combine(part, held, into if direct else part))
+                    transfer.after.append(Combine(part, held, into if direct else part, first))
                     if not direct and home:
                         transfer.after.append(Copy(into, part))
                     self._finish(transfer, a, b, into, done)
@@ -357,32 +419,25 @@ class _Compiler:
             if a < b:
                 transfer.after.append(Average(Piece(target.region, target.start + a - start, target.start + b - start)))
 
-    def _homes(self, start: int, stop: int) -> Iterator[tuple[int, int, Piece | None]]:
-        """Split an interval into the parts that have a place in recvbuf and those that have none."""
-        low, high = max(start, self.home[0]), min(stop, self.home[1])
-        if low >= high:
-            yield start, stop, None
-            return
-        if start < low:
-            yield start, low, None
-        yield low, high, Piece(self.recv, low - self.home_base, high - self.home_base)
-        if high < stop:
-            yield high, stop, None
-
     def _bring_home(self, start: int, stop: int) -> None:
-        """Copy what no message has brought into recvbuf: a rank's own part."""
+        """Copy into recvbuf what is not there yet: a rank's own part, and what could not be put where something else lay."""
         for segment in self._segments([(start, stop)]):
             for span in segment:
-                for a, b, piece in list(self.where.get(*span)):
-                    home = Piece(self.recv, a - self.home_base, b - self.home_base)
-                    if piece == home:
-                        continue
-                    j, transfer = len(self.transfers), Transfer()
-                    self.transfers.append(transfer)
-                    transfer.post_at = transfer.start_at = transfer.pack_at = j
-                    if not piece.region.flat and not home.region.flat:
-                        piece = self._gather(transfer.after, [piece], j, j)
-                    transfer.after.append(Copy(home, piece))
+                for low, high, home in self.home.split(*span):
+                    for a, b, piece in list(self.where.get(low, high)):
+                        self._copy_home(piece, Piece(home.region, home.start + a - low, home.start + b - low))
+
+    def _copy_home(self, piece: Piece, home: Piece) -> None:
+        if piece == home:
+            return
+        j, transfer = len(self.transfers), Transfer()
+        self.transfers.append(transfer)
+        transfer.post_at = transfer.start_at = transfer.pack_at = j
+        if isinstance(piece.region, Slot):
+            piece.region.last = j
+        if not piece.region.flat and not home.region.flat:
+            piece = self._gather(transfer.after, [piece], j, j)
+        transfer.after.append(Copy(home, piece))
 
     def _earliest(self, j: int, reach: int, conflicts: Callable[[Transfer], bool]) -> int:
         """Return the first iteration at which transfer j may begin: the one after the last that conflicts, within reach."""

@@ -1,12 +1,14 @@
 """Programs: every message has its receive, scratch stays small, segments have the length asked for."""
 
 import doctest
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from mpiring.algorithms.cuts import counts
 from mpiring.algorithms.registry import ALGORITHMS
+from mpiring.algorithms.setting import Setting
 from mpiring.runtime import arrays
 from mpiring.runtime.arrays import boxes
 from mpiring.runtime.program import GROUP, WINDOW, Memory, Slot, compile_program
@@ -16,8 +18,12 @@ MEMORIES = [Memory(), Memory(in_place=False), Memory(False, False, True), Memory
 
 
 def programs(algorithm, size, count, segment, memory):
-    shares = counts(count, algorithm.chunks(size))
-    return [compile_program(algorithm, rank, size, shares, segment, memory) for rank in range(size)]
+    setting = Setting(size, pieces=3)
+    shares = counts(count, algorithm.chunks(setting))
+    if algorithm.collective.name == "alltoall":
+        shares = counts(count, size) * size
+        memory = replace(memory, in_place=memory.in_place and count % size == 0)
+    return [compile_program(algorithm, rank, setting, shares, segment, memory) for rank in range(size)]
 
 
 @pytest.mark.parametrize("memory", MEMORIES, ids=str)
@@ -64,7 +70,7 @@ def test_begun_early_but_never_before_what_it_needs():
 
 
 def test_a_long_vector_compiles_quickly_enough_to_count_its_transfers():
-    program = compile_program(ALGORITHMS["allreduce", "ring"], 0, 8, counts(1 << 30, 8), 1 << 17, Memory(False))
+    program = compile_program(ALGORITHMS["allreduce", "ring"], 0, Setting(8), counts(1 << 30, 8), 1 << 17, Memory(False))
     assert len(program.transfers) == 14 * 1024
 
 

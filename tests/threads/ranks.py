@@ -19,11 +19,12 @@ from mpi4py import MPI
 
 from mpiring.algorithms.cuts import counts as balanced
 from mpiring.algorithms.registry import Algorithm
+from mpiring.algorithms.setting import Setting
 from mpiring.runtime import ops
 from mpiring.runtime.arrays import HOST
 from mpiring.runtime.channel import Channel
 from mpiring.runtime.plan import Call, Plan
-from mpiring.runtime.program import Memory, compile_program
+from mpiring.runtime.program import WINDOW, Memory, compile_program
 
 PATIENCE = 3.0
 PAUSE = 0.0005
@@ -124,12 +125,16 @@ class ThreadChannel(Channel):
 
 
 def run_all(algorithm: Algorithm, inputs: list[np.ndarray], outputs: list[np.ndarray] | None = None, op: Any = MPI.SUM,
-            segment: int = 64, eager: bool = False) -> list[np.ndarray]:
+            segment: int = 64, eager: bool = False, window: int = WINDOW, **setting: Any) -> list[np.ndarray]:
     """Run an algorithm on one thread a rank; return where the results are (the inputs themselves: in place)."""
+    setting = Setting(len(inputs), **setting)
     size, exchange = len(inputs), Exchange(eager)
     results = inputs if outputs is None else outputs
     whole = inputs if algorithm.collective.name != "allgather" else results
-    shares = balanced(whole[0].size, algorithm.chunks(size))
+    if algorithm.collective.name == "alltoall":
+        shares = balanced(inputs[0].size, size) * size
+    else:
+        shares = balanced(whole[0].size, algorithm.chunks(setting))
     operation = ops.find(op, results[0].dtype)
     failures: list[BaseException] = []
 
@@ -138,7 +143,7 @@ def run_all(algorithm: Algorithm, inputs: list[np.ndarray], outputs: list[np.nda
             channel = ThreadChannel(ThreadComm(exchange, rank), rank, size, segment)
             memory = Memory(outputs is None, inputs[rank].flags.c_contiguous, results[rank].flags.c_contiguous)
             length = max(1, segment // results[rank].itemsize)
-            program = compile_program(algorithm, rank, size, shares, length, memory, operation.average)
+            program = compile_program(algorithm, rank, setting, shares, length, memory, operation.average, window, max(0, window - 1))
             call = Call(algorithm.collective.name, algorithm.name, whole[rank].size, str(results[rank].dtype), operation.name)
             plan = Plan(channel, call, program, operation, HOST, inputs[rank], results[rank])
             plan.status = Status()

@@ -6,13 +6,13 @@ from mpi4py import MPI
 
 import mpiring
 from mpiring.algorithms.cuts import cuts
-from mpiring.algorithms.registry import ALGORITHMS, find
+from mpiring.algorithms.registry import find, names
 from mpiring.runtime import program
 from mpiring.runtime.giveup import Unexpected
 
 from ranks import run_all
 
-ALLREDUCES = [name for collective, name in ALGORITHMS if collective == "allreduce"]
+ALLREDUCES = names("allreduce")
 
 
 def vectors(size, count, dtype=np.float64):
@@ -27,9 +27,10 @@ def test_allreduce(name, size, segment, eager):
     for count in (0, 1, size + 1, 200):
         inputs = vectors(size, count)
         total = sum(inputs)
-        for out in run_all(find(name), inputs, [np.zeros(count) for _ in range(size)], segment=segment, eager=eager):
+        more = settings(name, size)
+        for out in run_all(find(name), inputs, [np.zeros(count) for _ in range(size)], segment=segment, eager=eager, **more):
             assert (out == total).all()
-        for out in run_all(find(name), inputs, segment=segment, eager=eager):
+        for out in run_all(find(name), inputs, segment=segment, eager=eager, window=0, **more):
             assert (out == total).all()
 
 
@@ -47,18 +48,78 @@ def test_views_and_average(name, size):
             assert np.allclose(out, expected, rtol=1e-15)
 
 
+SETTINGS = {"pipelined_tree": {"pieces": 3}, "double_tree": {"pieces": 2}}
+
+
+def settings(name, size):
+    """Return what an algorithm may want to know, other than what it assumes."""
+    return SETTINGS.get(name, {"nodes": tuple(rank % 2 + rank // 5 for rank in range(size))} if name == "hierarchical" else {})
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
-def test_halves(size):
+@pytest.mark.parametrize("name", names("reduce_scatter"))
+def test_reduce_scatter(name, size):
     for count in (0, 1, size + 1, 400):
         own = cuts(count, size)
         inputs, total = vectors(size, count), sum(vectors(size, count))
-        parts = run_all(find("ring", "reduce_scatter"), inputs, [np.zeros(c.stop - c.start) for c in own])
+        parts = run_all(find(name, "reduce_scatter"), inputs, [np.zeros(c.stop - c.start) for c in own])
         assert all((part == total[c]).all() for part, c in zip(parts, own))
         assert all((a == b).all() for a, b in zip(inputs, vectors(size, count)))
-        run_all(find("ring", "reduce_scatter"), inputs)
+        run_all(find(name, "reduce_scatter"), inputs)
         assert all((vector[c] == total[c]).all() for vector, c in zip(inputs, own))
-        for whole in run_all(find("ring", "allgather"), parts, [np.zeros(count) for _ in range(size)]):
-            assert (whole == total).all()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("name", names("allgather"))
+def test_allgather(name, size):
+    for count in (0, 1, size + 1, 400):
+        whole = vectors(1, count)[0]
+        parts = [whole[own] for own in cuts(count, size)]
+        for result in run_all(find(name, "allgather"), parts, [np.zeros(count) for _ in range(size)]):
+            assert (result == whole).all()
+        inputs = [np.zeros(count) for _ in range(size)]
+        for vector, own in zip(inputs, cuts(count, size)):
+            vector[own] = whole[own]
+        assert all((vector == whole).all() for vector in run_all(find(name, "allgather"), inputs))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("name", names("broadcast"))
+def test_broadcast(name, size):
+    for root in {0, size // 2, size - 1}:
+        for count in (0, 1, size + 1, 400):
+            buffers = [vector.copy() if rank == root else np.zeros(count) for rank, vector in enumerate(vectors(size, count))]
+            buffers[root].flags.writeable = False
+            for result in run_all(find(name, "broadcast"), buffers, root=root, **settings(name, size)):
+                assert (result == vectors(size, count)[root]).all()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("name", names("reduce"))
+def test_reduce(name, size):
+    for root in {0, size // 2, size - 1}:
+        for count in (0, 1, size + 1, 400):
+            inputs = vectors(size, count)
+            run_all(find(name, "reduce"), inputs, root=root, **settings(name, size))
+            assert (inputs[root] == sum(vectors(size, count))).all()
+            assert all((inputs[rank] == vectors(size, count)[rank]).all() for rank in range(size) if rank != root)
+            inputs = vectors(size, count)
+            outputs = [np.zeros(count) for _ in range(size)]
+            run_all(find(name, "reduce"), inputs, outputs, root=root, **settings(name, size))
+            assert (outputs[root] == sum(vectors(size, count))).all()
+
+
+@pytest.mark.parametrize("window", [0, 4])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("name", names("alltoall"))
+def test_alltoall(name, size, window):
+    for each in (0, 1, 3, 70):
+        blocks = [[vector[to * each:(to + 1) * each] for vector in vectors(size, size * each)] for to in range(size)]
+        inputs, outputs = vectors(size, size * each), [np.zeros(size * each) for _ in range(size)]
+        for rank, result in enumerate(run_all(find(name, "alltoall"), inputs, outputs, window=window)):
+            assert (result == np.concatenate(blocks[rank])).all()
+        for rank, result in enumerate(run_all(find(name, "alltoall"), inputs, window=window)):
+            assert (result == np.concatenate(blocks[rank])).all()
 
 
 @pytest.mark.parametrize("what", ["sends start at once", "receives are posted at once", "slots are shared"])

@@ -26,8 +26,8 @@ NATIVE = "native"
 """The algorithm that stands for the MPI library's own collective."""
 
 LATENCY = 64 * 1024
-"""Bytes that travel in the time that a message takes before its first byte arrives (alpha / beta): 10 us at 6.5 GB/s on a node, 520 us
-at 1 Gbit/s. What a pipeline's pieces are chosen by; a factor of two off makes it a tenth slower at most.
+"""Bytes that travel in the time that a message takes before its first byte arrives (alpha / beta): 10 us at 6.5 GB/s on a node,
+520 us at 1 Gbit/s. A pipeline's pieces are chosen by it; where it is a factor of two off, that costs a tenth at most.
 """
 
 
@@ -122,8 +122,8 @@ def alltoall(sendbuf: Any, recvbuf: Any = None, *, comm: MPI.Comm = MPI.COMM_WOR
     """Send a block of sendbuf to every rank, and receive a block from each.
 
     sendbuf: a block for rank 0, one for rank 1, and so on.
-    recvbuf: takes the block of rank 0, that of rank 1, and so on. Left out, they replace the blocks of sendbuf, which then must be as
-        long as those that come.
+    recvbuf: takes the block of rank 0, that of rank 1, and so on. Left out, they replace the blocks of sendbuf, which then must
+        be as long as those that come.
     counts: counts[i][j] elements go from rank i to rank j, the same matrix on all ranks (comm.allgather(row) makes one of rows);
         left out, all have sendbufs of one length, cut as evenly as can be, longer blocks first.
 
@@ -150,8 +150,8 @@ class _Request:
     @property
     def writes(self) -> bool:
         """Whether this rank's recvbuf is written."""
-        return not (self.collective == "broadcast" and self.root == self.comm.rank
-                    or self.collective == "reduce" and self.root != self.comm.rank)
+        at_root = self.root == self.comm.rank
+        return not at_root if self.collective == "broadcast" else at_root or self.collective != "reduce"
 
     @property
     def in_place(self) -> bool:
@@ -371,6 +371,6 @@ def _blocks(request: _Request, size: int, rank: int) -> list[int]:
     if not request.in_place and request.recv.size != sum(column):
         raise ValueError(f"recvbuf has {request.recv.size} elements, but this rank receives {sum(column)}")
     if request.in_place and column != list(rows[rank]):
-        raise ValueError(f"sendbuf takes the result, for there is no recvbuf, but this rank sends blocks of {list(rows[rank])} elements and "
-                         f"receives {column}")
+        raise ValueError("sendbuf takes the result, for there is no recvbuf, but this rank sends blocks of "
+                         f"{list(rows[rank])} elements and receives {column}")
     return [count for row in rows for count in row]

@@ -13,7 +13,7 @@ from mpiring.algorithms.weave import among, beside, on_chunks
 
 
 def allreduce(rank: int, size: int) -> Iterator[Step]:
-    """Reduce the vector onto all: 4(n-1) steps, in pairs that do not wait for each other; each rank sends 2(n-1)/n of the vector."""
+    """Reduce the vector onto all: 4(n-1) steps, in pairs that do not wait for each other; each rank sends 2(n-1)/n of it."""
     mirrored = [-place % size for place in range(size)]
     return beside(ring.allreduce(rank, size),
                   on_chunks(lambda chunk: one(size + mirrored[chunk.start]), among(mirrored, ring.allreduce(mirrored[rank], size))))

@@ -34,6 +34,7 @@ class Cost:
         self._code = compile(text, "cost line", "eval")
 
     def __call__(self, setting: Setting | int) -> Fraction:
+        """Compute the formula."""
         setting = setting if isinstance(setting, Setting) else Setting(setting)
         if setting.size == 1:
             return Fraction(0)

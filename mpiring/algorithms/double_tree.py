@@ -2,7 +2,7 @@
 
 So every rank sends and receives in every round, which one tree alone never achieves: its leaves only send, then only receive.
 Source: P. Sanders, J. Speck and J. L. Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel
-Computing 35 (2009). The second tree is the first one mirrored (even n) or moved by one rank (odd n), as in NCCL, src/graph/trees.cc.
+Computing 35 (2009). The second tree is the first one mirrored (even n) or moved by one (odd n), as in NCCL, src/graph/trees.cc.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from mpiring.algorithms.step import Step, floor_log2
 
 
 def allreduce(rank: int, size: int) -> Iterator[Step]:
-    """Reduce the vector onto all: 2 log2 p steps, each rank sends 2(p-1)/p of it; 2 steps and the whole vector more if n is not p."""
+    """Reduce the vector onto all: 2 log2 p steps, each rank sends 2(p-1)/p of it; 2 steps and all of it more if n is not p."""
     return folded(rank, size, range(1 << floor_log2(size)), _halve_and_double)
 
 

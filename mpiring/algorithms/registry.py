@@ -23,7 +23,7 @@ from mpiring.algorithms import (
 )
 from mpiring.algorithms.costs import Cost
 from mpiring.algorithms.setting import Setting
-from mpiring.algorithms.step import NONE, Chunks, Step, floor_log2, one
+from mpiring.algorithms.step import NONE, Step, floor_log2, one
 from mpiring.algorithms.weave import among
 
 
@@ -131,7 +131,7 @@ def _entries(collective: str, *entries: tuple) -> Iterator[Algorithm]:
         yield Algorithm(name, COLLECTIVES[collective], schedule, chunks, Cost(rounds), Cost(sent), use, **(more[0] if more else {}))
 
 
-LEAST = "long vectors: the least that any rank can send"
+FEWEST = "short and medium vectors: the fewest steps, the fewest bytes"
 PIPELINE = {"needs": ("pieces",), "pieces": pipelined_tree.best_pieces}
 
 ALGORITHMS = {
@@ -163,20 +163,18 @@ ALGORITHMS = {
         *_entries(
             "reduce_scatter",
             ("ring", ring.reduce_scatter, _per_rank, "n-1", "(n-1)/n", "long vectors, neighbours only", {"cyclic": True}),
-            ("bruck", bruck.reduce_scatter, _per_rank, "log", "(n-1)/n", "short and medium vectors: the fewest steps, the fewest bytes",
-             {"cyclic": True}),
+            ("bruck", bruck.reduce_scatter, _per_rank, "log", "(n-1)/n", FEWEST, {"cyclic": True}),
         ),
         *_entries(
             "allgather",
             ("ring", ring.allgather, _per_rank, "n-1", "(n-1)/n", "long vectors, neighbours only", {"cyclic": True}),
-            ("bruck", bruck.allgather, _per_rank, "log", "(n-1)/n", "short and medium vectors: the fewest steps, the fewest bytes",
-             {"cyclic": True}),
+            ("bruck", bruck.allgather, _per_rank, "log", "(n-1)/n", FEWEST, {"cyclic": True}),
         ),
         *_entries(
             "broadcast",
             ("tree", tree.broadcast, _whole, "log", "log", "short vectors: the fewest steps", {"needs": ("root",)}),
-            ("pipelined_tree", pipelined_tree.broadcast, _per_piece, "2*(h+k)", "min(2, n//2)", "medium and long vectors on many ranks",
-             PIPELINE),
+            ("pipelined_tree", pipelined_tree.broadcast, _per_piece, "2*(h+k)", "min(2, n//2)",
+             "medium and long vectors on many ranks", PIPELINE),
             ("scatter_allgather", scatter_allgather.broadcast, _per_rank, "log + n - 1", "2*(n-1)/n", "long vectors on few ranks"),
         ),
         *_entries(
@@ -185,7 +183,8 @@ ALGORITHMS = {
              {"needs": ("root",)}),
             ("pipelined_tree", pipelined_tree.reduce, _per_piece, "2*(h+k)", "1",
              "medium and long vectors on many ranks; keeps the order of ranks for root 0", PIPELINE),
-            ("reduce_scatter_gather", reduce_scatter_gather.reduce, _per_rank, "n - 1 + log", "(n-1+s)/n", "long vectors on few ranks"),
+            ("reduce_scatter_gather", reduce_scatter_gather.reduce, _per_rank, "n - 1 + log", "(n-1+s)/n",
+             "long vectors on few ranks"),
         ),
         *_entries(
             "alltoall",

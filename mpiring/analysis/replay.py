@@ -52,16 +52,16 @@ def _explain(index: int, steps: Round) -> None:
         if step.send_to is not None:
             peer = _peer(rank, step.send_to, step.send, "sends to", index, steps)
             if peer.recv_from != rank:
-                raise ScheduleError(f"waits for ever to send {ids(step.send)} to rank {step.send_to}, which {_receives(peer)} in this "
-                                    "round", rank, index, first(step.send))
+                raise ScheduleError(f"waits for ever to send {ids(step.send)} to rank {step.send_to}, which {_receives(peer)} in "
+                                    "this round", rank, index, first(step.send))
             if peer.recv != step.send:
-                raise ScheduleError(f"receives {ids(peer.recv)} from rank {rank}, which sends {ids(step.send)}", step.send_to, index,
-                                    first(peer.recv))
+                raise ScheduleError(f"receives {ids(peer.recv)} from rank {rank}, which sends {ids(step.send)}", step.send_to,
+                                    index, first(peer.recv))
         if step.recv_from is not None:
             peer = _peer(rank, step.recv_from, step.recv, "receives from", index, steps)
             if peer.send_to != rank:
-                raise ScheduleError(f"waits for ever to receive {ids(step.recv)} from rank {step.recv_from}, which {_sends(peer)} in "
-                                    "this round", rank, index, first(step.recv))
+                raise ScheduleError(f"waits for ever to receive {ids(step.recv)} from rank {step.recv_from}, which {_sends(peer)} "
+                                    "in this round", rank, index, first(step.recv))
 
 
 def _peer(rank: int, peer: int, chunks: Chunks, word: str, index: int, steps: Round) -> Step:

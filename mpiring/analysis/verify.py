@@ -46,7 +46,8 @@ def verify(algorithm: str | Algorithm, size: int, *, collective: str = "allreduc
 def prove(algorithm: Algorithm, setting: Setting) -> Proof:
     """As verify, for a Setting."""
     chunks = algorithm.chunks(setting)
-    held: list[dict[int, Value]] = [{chunk: (1 << rank, rank, rank + 1, rank) for chunk in algorithm.collective.given(rank, setting, chunks)}
+    given = algorithm.collective.given
+    held: list[dict[int, Value]] = [dict.fromkeys(given(rank, setting, chunks), (1 << rank, rank, rank + 1, rank))
                                     for rank in range(setting.size)]
     rounds, messages, sent = 0, 0, [0] * setting.size
     for steps in replay(algorithm, setting):
@@ -94,7 +95,8 @@ def _arrivals(index: int, steps: Round, chunks: int, held: list[dict[int, Value]
                     raise ScheduleError("reduces into a chunk that it does not have", rank, index, chunk)
                 value = _add(value, own) if peer < rank else _add(own, value)
                 if value is None:
-                    raise ScheduleError(f"adds the contribution of {_names(there[chunk][0] & own[0])} a second time", rank, index, chunk)
+                    raise ScheduleError(f"adds the contribution of {_names(there[chunk][0] & own[0])} a second time", rank, index,
+                                        chunk)
             found.append((rank, chunk, value))
     return found
 

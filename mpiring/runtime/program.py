@@ -237,6 +237,7 @@ class _Compiler:
         self.window, self.lead = window, lead
         self.edges = offsets(shares)
         collective, chunks = algorithm.collective, len(shares)
+        self.rooted = collective.rooted
         self.given = collective.given(rank, setting, chunks)
         self.wanted = collective.wanted(rank, setting, chunks)
         self.steps = [step for step in algorithm.steps(rank, setting) if step.send_to is not None or step.recv_from is not None]
@@ -262,11 +263,18 @@ class _Compiler:
                     self.where.put(start, stop, piece)
             for index, step in enumerate(self.steps):
                 done = [chunk for chunk in step.recv if final[chunk] == index and chunk in self.wanted]
-                self._step(index, step, spans, {spans[chunk] for chunk in done} if self.average and step.reduce else set())
+                self._step(index, step, spans, {spans[chunk] for chunk in done} if self.average and self._divides(step) else set())
             for chunk in self.wanted:
                 self._bring_home(*spans[chunk])
         self._mark_last()
         return Program(self.transfers, *self._allocate(), self.send, self.recv)
+
+    def _divides(self, step: Step) -> bool:
+        """Tell whether the last arrival of a chunk that this rank wants makes it a finished sum, still to be divided.
+
+        Where all want a chunk, whoever finishes it divides, and the others get copies; in a reduction to one root only that does.
+        """
+        return step.reduce or self.rooted
 
     def _last_sends(self) -> dict[tuple[int, int], int]:
         """Return for what lies in a buffer that is both given and wanted, by place, the last step that sends it."""
@@ -282,8 +290,8 @@ class _Compiler:
         """
         if all(len(algorithm.collective.wanted(rank, setting, len(shares))) == len(shares) for rank in range(setting.size)):
             return 1
-        width = max((len(chunks) for step in algorithm.steps(setting.root, setting) for chunks in (step.send, step.recv)), default=0)
-        return max(1, -(-max(shares) * max(1, width) // (GROUP * self.segment)))
+        width = max((len(chunks) for step in algorithm.steps(setting.root, setting) for chunks in (step.send, step.recv)), default=1)
+        return max(1, -(-max(shares) * width // (GROUP * self.segment)))
 
     def _spans(self) -> Iterator[list[tuple[int, int]]]:
         """Yield for every pass the part of every chunk that goes through the schedule in it."""
@@ -366,6 +374,7 @@ class _Compiler:
             if not self.memory.staged:
                 hit = self._earliest(j, self.window, lambda earlier: _overlap(earlier.touches, [landing]))
                 transfer.post_at = max(transfer.post_at, hit, self.first_from[step.recv_from] + 1)
+            self._finish(transfer, *homes[0], done)
             self.where.put(*homes[0])
         else:
             landing = Piece(self._slot(length, j, j), 0, length)
@@ -411,6 +420,7 @@ class _Compiler:
                         held.region.last = max(held.region.last, len(self.transfers) - 1)
             elif home:
                 transfer.after.append(Copy(home, incoming))
+                self._finish(transfer, start, stop, home, done)
             self.where.put(start, stop, home or incoming)
 
     def _finish(self, transfer: Transfer, start: int, stop: int, target: Piece, done: set[tuple[int, int]]) -> None:

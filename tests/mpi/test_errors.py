@@ -61,9 +61,9 @@ def test_buffers(buffers, error, match, algorithm, silent):
 
 
 def test_algorithm(silent):
-    with pytest.raises(TypeError, match=PLACE + "algorithm is of type list, not a name"):
+    with pytest.raises(TypeError, match=PLACE + "algorithm is of type list, not a name or an Algorithm"):
         mpiring.allreduce(np.ones(2), algorithm=["ring"], comm=silent)
-    with pytest.raises(ValueError, match=PLACE + "algorithm 'rign' is not known for allreduce; known: ring, tree, native"):
+    with pytest.raises(ValueError, match=PLACE + "unknown algorithm 'rign' for allreduce .did you mean 'ring'..; known: ring, tree, .*, native"):
         mpiring.allreduce(np.ones(2), algorithm="rign", comm=silent)
 
 
@@ -82,13 +82,6 @@ def test_ops(silent):
         for algorithm in ("ring", "native"):
             with pytest.raises(error, match=PLACE + ".*" + match):
                 mpiring.allreduce(np.ones(3, dtype), op=op, algorithm=algorithm, comm=silent)
-
-
-def test_op_that_does_not_commute(silent):
-    op = MPI.Op.Create(lambda a, b, t: None, commute=False)
-    with pytest.raises(ValueError, match=PLACE + "op is not commutative"):
-        mpiring.allreduce(np.ones(3), op=op, comm=silent)
-    op.Free()
 
 
 def test_user_op_for_a_dtype_without_mpi_type(silent):

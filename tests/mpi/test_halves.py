@@ -10,7 +10,7 @@ from mpiring.algorithms.cuts import cuts, offsets
 
 from cases import COMM, COUNTS, LAYOUTS, RANK, SIZE, result, values
 
-ALGORITHMS = ["ring", "native"]
+ALGORITHMS = ["ring", "bruck", "native"]
 
 
 def given_counts(count):
@@ -55,30 +55,32 @@ def test_allgather(count, algorithm):
             assert (alone == whole).all()
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts(layout):
+def test_layouts(layout, algorithm):
     base = values(RANK, 40 * 7, np.dtype(np.float64)).reshape(40, 7)
     expected = result(MPI.SUM, 280, np.dtype(np.float64))
     own = cuts(280, SIZE)[RANK]
     part = np.zeros((own.stop - own.start, 2))[::-1, 0]
-    mpiring.reduce_scatter(LAYOUTS[layout](base), part)
+    mpiring.reduce_scatter(LAYOUTS[layout](base), part, algorithm=algorithm)
     assert (part == expected[own]).all()
     whole = LAYOUTS[layout](np.zeros((40, 7)))
-    mpiring.allgather(part, whole)
+    mpiring.allgather(part, whole, algorithm=algorithm)
     assert (whole.reshape(-1) == expected).all()
 
 
-def test_many_segments(monkeypatch):
+@pytest.mark.parametrize("algorithm", ["ring", "bruck"])
+def test_many_segments(monkeypatch, algorithm):
     monkeypatch.setenv("MPIRING_SEGMENT", "64")
     comm = COMM.Dup()
     for count in (1, 1000, 2503):
         own = cuts(count, SIZE)[RANK]
         mine, part = values(RANK, count, np.dtype(np.float32)), np.zeros(own.stop - own.start, np.float32)
-        mpiring.reduce_scatter(mine, part, comm=comm)
+        mpiring.reduce_scatter(mine, part, comm=comm, algorithm=algorithm)
         assert (part == result(MPI.SUM, count, np.dtype(np.float32))[own]).all()
-        whole = mpiring.allgather(part, np.zeros(count, np.float32), comm=comm)
+        whole = mpiring.allgather(part, np.zeros(count, np.float32), comm=comm, algorithm=algorithm)
         assert (whole == result(MPI.SUM, count, np.dtype(np.float32))).all()
-        assert (mpiring.reduce_scatter(mine, comm=comm) == part).all()
+        assert (mpiring.reduce_scatter(mine, comm=comm, algorithm=algorithm) == part).all()
     comm.Free()
 
 
@@ -98,7 +100,7 @@ def test_errors():
         mpiring.allgather(np.zeros(10), counts=[2.5] * SIZE)
     with pytest.raises(ValueError, match=place + "sendbuf is not contiguous"):
         mpiring.reduce_scatter(np.zeros((10, 2))[:, 0])
-    with pytest.raises(ValueError, match=place + "algorithm 'tree' is not known for reduce_scatter; known: ring, native"):
+    with pytest.raises(ValueError, match=place + "unknown algorithm 'tree' for reduce_scatter; known: ring, bruck, native"):
         mpiring.reduce_scatter(np.zeros(10), algorithm="tree")
 
 

@@ -1,0 +1,76 @@
+"""Run a command: python -m mpiring --help."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+
+from mpiring.errors import ScheduleError
+from mpiring.version import __version__
+
+COMMANDS = {
+    "verify": "prove algorithms for given numbers of ranks, from their schedules alone",
+    "simulate": "price a collective on a machine and rank the algorithms, or find the best bucket size for a model",
+    "draw": "draw a schedule as text, or as a picture; also pictures of time, ranks and buckets",
+    "fit": "find alpha, beta and gamma from a bench's JSON, and see how well they foretell",
+}
+CLOSED_PIPE, INTERRUPTED = 141, 130
+"""Exit statuses as the shell has them: 128 and the signal's number."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; return the exit status: 0, 1 for a wrong schedule, 2 for wrong use."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()
+        return status
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+    except ScheduleError as error:
+        return _say(f"wrong schedule: {error}", 1)
+    except ValueError as error:
+        return _say(str(error), 2)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)     # else the interpreter complains when it flushes at its end
+        return CLOSED_PIPE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(arguments: list[str]) -> int:
+    name = arguments[0] if arguments else ""
+    if name in ("", "-h", "--help", "help"):
+        print(usage())
+        return 0 if name else 2
+    if name == "--version":
+        print(f"mpiring {__version__}")
+        return 0
+    if name not in COMMANDS:
+        near = get_close_matches(name, COMMANDS, 1, 0.5)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        return _say(f"unknown command {name!r}{hint}; known: {', '.join(COMMANDS)}", 2)
+    command = import_module(f"mpiring.commands.{name}")
+    return command.run(command.parser().parse_args(arguments[1:]))
+
+
+def usage() -> str:
+    """Return the help: every command with a line."""
+    lines = [f"  {name:<9} {line}" for name, line in COMMANDS.items()]
+    return "\n".join([
+        "usage: python -m mpiring COMMAND ...", "", *lines, "",
+        "python -m mpiring COMMAND --help says more, with examples. The bench runs under MPI and is started otherwise:",
+        "  mpirun -np 8 python -m mpiring.bench"])
+
+
+def _say(problem: str, status: int) -> int:
+    sys.stdout.flush()
+    print(f"error: {problem}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Price collectives on a machine: python -m mpiring simulate."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from textwrap import wrap
+
+from mpiring.algorithms.registry import Algorithm
+from mpiring.analysis.buckets import ALONE, TimeOf, curve, timer
+from mpiring.analysis.cost import Estimate, simulate
+from mpiring.analysis.draw import binary, count, rate, seconds, size
+from mpiring.analysis.gradients import Model
+from mpiring.analysis.machines import MACHINES, Machine
+from mpiring.commands import options as shared
+from mpiring.commands import show
+
+EPILOG = """A price is what the schedule takes with a latency (alpha) and a time for each byte (beta) on every link, with links
+that messages share, and with a time for each byte reduced (gamma). What a call costs the program itself is not in it.
+MB is 1000**2 bytes, MiB and M are 1024**2.
+
+examples:
+  python -m mpiring simulate --machine p3.16xlarge --bytes 160MB
+  python -m mpiring simulate --machine ethernet-10g --ranks 64 --bytes 64M --algorithms ring,double_tree
+  python -m mpiring simulate --machine ethernet-10g --model resnet50
+  python -m mpiring simulate --list"""
+
+
+def parser() -> shared.Parser:
+    """Return the command line."""
+    made = shared.Parser("simulate", "Price a collective on a machine and rank the algorithms; or price what a model's "
+                         "backward does not hide, for buckets of several sizes. No MPI is started.", EPILOG)
+    shared.add_machine(made, needed=False)
+    made.add_argument("--bytes", type=shared.a_size, metavar="SIZE", help="bytes of the vector, such as 160MB or 64M")
+    made.add_argument("--ranks", type=shared.a_number, metavar="N", help="(default: the machine's)")
+    made.add_argument("--per-node", type=shared.a_number, metavar="K", help="ranks on each node (default: the machine's)")
+    shared.add_collective(made)
+    shared.add_algorithms(made)
+    made.add_argument("--dtype", default="float32", help="for gamma (default float32)")
+    made.add_argument("--model", type=shared.a_model, metavar="NAME",
+                      help=f"a model's gradients instead of one vector: {shared.models()}")
+    made.add_argument("--list", action="store_true", help="show the ready-made machines, their figures and sources")
+    shared.add_json(made)
+    return made
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what the options ask for."""
+    if options.list:
+        print("\n\n".join(map(_listed, MACHINES.values())))
+        return 0
+    if options.machine is None:
+        raise ValueError(f"--machine is missing; ready-made: {', '.join(MACHINES)}")
+    if options.bytes is None and options.model is None:
+        raise ValueError("--bytes is missing, or --model")
+    if options.model and options.collective != "allreduce":
+        raise ValueError("--model is for allreduce")
+    machine = shared.on_nodes(options.machine, options.per_node)
+    ranks = options.ranks or machine.ranks
+    chosen = shared.algorithms(options.algorithms, options.collective)
+    print(_buckets(options, machine, ranks, chosen) if options.model else _ranking(options, machine, ranks, chosen))
+    return 0
+
+
+def _ranking(options: argparse.Namespace, machine: Machine, ranks: int, chosen: Sequence[Algorithm]) -> str:
+    """Return the algorithms from the fastest on."""
+    found = sorted((simulate(algorithm, options.bytes, machine, ranks, dtype=options.dtype) for algorithm in chosen),
+                   key=lambda estimate: estimate.seconds)
+    if options.json:
+        return show.as_json({"machine": machine.name, "bytes": options.bytes, "ranks": ranks, "collective": options.collective,
+                             "dtype": options.dtype, "results": [_record(estimate) for estimate in found]})
+    rows = [(entry.algorithm, seconds(entry.seconds), entry.steps, size(entry.busiest_link_bytes), f"{entry.idle.mean():.0%}",
+             f"{entry.seconds / found[0].seconds:.2f}" if found[0].seconds else "1.00") for entry in found]
+    what = f"{options.collective} of {binary(options.bytes)}, {options.dtype}, on {count(ranks, 'rank')}"
+    lines = [show.machine(machine), "", what]
+    if options.collective == "allreduce":
+        lines.append(textbook(machine, ranks, options.bytes))
+    return "\n".join([*lines, "", show.table(("algorithm", "time", "steps", "busiest link", "idle", "x best"), rows)])
+
+
+def textbook(machine: Machine, ranks: int, nbytes: int) -> str:
+    """Say what the textbook estimates, and how."""
+    here = replace(machine, ranks=ranks, rings=machine.rings_for(ranks))
+    beta, took = here.spanning(ranks).beta, here.textbook(nbytes)
+    links = round(2 * nbytes * beta / took) if took else 1
+    return (f"textbook: 2 * {binary(nbytes)} / ({count(links, 'link')} * {rate(beta)}) = {seconds(took)}, which takes (n-1)/n as 1 "
+            "and leaves latency out")
+
+
+def _record(estimate: Estimate) -> dict:
+    return {"algorithm": estimate.algorithm, "seconds": estimate.seconds, "steps": estimate.steps,
+            "busiest_link_bytes": estimate.busiest_link_bytes, "idle": float(estimate.idle.mean())}
+
+
+def _buckets(options: argparse.Namespace, machine: Machine, ranks: int, chosen: Sequence[Algorithm]) -> str:
+    """Return what each size of bucket leaves of the communication."""
+    model = options.model
+    if not options.algorithms:                           # pipelines are slow to price
+        chosen = [algorithm for algorithm in chosen if algorithm.pieces is None]
+    time_of = timer(chosen, machine, ranks)
+    points = curve(model.gradients, _watched(time_of))
+    shared.progress("")
+    if options.json:
+        return show.as_json({"machine": machine.name, "model": model.name, "ranks": ranks, "algorithms": [a.name for a in chosen],
+                             "results": [{"bucket_bytes": bucket, **found._asdict()} for bucket, found in points]})
+    best = min(points, key=lambda point: (point[1].exposed, point[1].buckets))[0]
+    rows = [("alone" if bucket == ALONE else "whole model" if bucket == points[-1][0] else binary(bucket), found.buckets,
+             seconds(found.communication), seconds(found.exposed), f"{found.exposed / found.compute:.1%}",
+             "<- best" if bucket == best else "") for bucket, found in points]
+    return "\n".join([show.machine(machine), "", *_about(model, ranks, chosen), "",
+                      show.table(("bucket", "buckets", "communication", "exposed", "of backward", ""), rows, left=(0, 5))])
+
+
+def _about(model: Model, ranks: int, chosen: Sequence[Algorithm]) -> Iterator[str]:
+    yield f"{model.name}: {model.about}"
+    yield (f"{count(len(model.gradients), 'gradient')}, {size(model.nbytes)} of float32; backward takes {seconds(model.seconds)} "
+           f"({model.device}, batch {model.batch})")
+    yield from wrap(f"times: {model.source}", shared.WIDTH)
+    yield ""
+    by = chosen[0].name if len(chosen) == 1 else f"the fastest of {', '.join(algorithm.name for algorithm in chosen)}"
+    yield from wrap(f"on {count(ranks, 'rank')}, each bucket by {by}; exposed is what goes on after backward", shared.WIDTH)
+
+
+def _watched(time_of: TimeOf) -> TimeOf:
+    """Return the function, telling a terminal what it is at."""
+    def watched(nbytes: int) -> float:
+        shared.progress(f"pricing {size(nbytes)}")
+        return time_of(nbytes)
+    return watched if sys.stderr.isatty() else time_of
+
+
+def _listed(machine: Machine) -> str:
+    """Describe a machine with its sources."""
+    lines = [f"{show.machine(machine)}", f"  {count(machine.ranks, 'rank')} where --ranks does not say", "  sources:"]
+    for owner, sources in (*((level.name, level.sources) for level in machine.levels), ("machine", machine.sources)):
+        for name, text in sources.items():
+            lines += wrap(f"{owner}, {name}: {text}", shared.WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 6)
+    return "\n".join(lines)

@@ -1,0 +1,62 @@
+"""Algorithms given as objects, and those that look at nodes: on layouts that this machine does not have."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+import mpiring
+from mpiring.algorithms.registry import find
+from mpiring.algorithms.setting import rings
+from mpiring.runtime.channel import channel_of
+
+from cases import COMM, RANK, SIZE, bits, result, values
+from spmd import drawn
+
+
+@drawn(st.tuples(st.lists(st.integers(0, 3), min_size=SIZE, max_size=SIZE), st.integers(0, 2000), st.sampled_from([64, 300, 1 << 20]),
+                 st.booleans()), examples=30)
+def test_hierarchical_on_drawn_nodes(case):
+    nodes, count, segment, spread = case
+    comm = COMM.Dup()
+    channel = channel_of(comm)
+    channel.nodes, channel.segment, channel.spread = nodes, segment, spread
+    mine = values(RANK, count, np.dtype(np.float64))
+    assert bits(mpiring.allreduce(mine, algorithm="hierarchical", comm=comm)) == bits(result(mpiring.AVERAGE, count, mine.dtype) * SIZE)
+    comm.Free()
+
+
+@drawn(st.tuples(st.lists(st.permutations(range(SIZE)), min_size=1, max_size=3), st.lists(st.integers(1, 3), min_size=3, max_size=3),
+                 st.integers(0, 2000)), examples=20)
+def test_multi_ring_over_drawn_rings(case):
+    orders, weights, count = case
+    chosen = rings(orders, weights[:len(orders)])
+    multi = find("multi_ring")
+    mine = replace(multi, schedule=lambda rank, size: multi.schedule(rank, size, chosen), needs=(),
+                   chunks=lambda setting: setting.size * sum(ring.weight for ring in chosen))
+    found = mpiring.allreduce(values(RANK, count, np.dtype(np.float64)), algorithm=mine)
+    assert bits(found) == bits(result(mpiring.AVERAGE, count, found.dtype) * SIZE)
+
+
+def test_a_schedule_of_the_callers_own():
+    """Everybody sends to rank 0, one after the other, and gets the result back the same way."""
+    def star(rank, size):
+        for other in range(1, size):
+            if rank == 0:
+                yield mpiring.Step(recv_from=other, recv=range(1), reduce=True)
+            else:
+                yield mpiring.Step(send_to=0, send=range(1)) if rank == other else mpiring.IDLE
+        for other in range(1, size):
+            if rank == 0:
+                yield mpiring.Step(send_to=other, send=range(1))
+            else:
+                yield mpiring.Step(recv_from=0, recv=range(1)) if rank == other else mpiring.IDLE
+
+    mine = replace(find("tree"), name="star", schedule=star)
+    assert mpiring.verify(mine, SIZE).ordered
+    for count in (0, 1, 1000):
+        out = mpiring.allreduce(values(RANK, count, np.dtype(int)), algorithm=mine)
+        assert (out == sum(values(rank, count, np.dtype(int)) for rank in range(SIZE))).all()
+    with pytest.raises(ValueError, match="algorithm 'star' is one for allreduce"):
+        mpiring.reduce_scatter(np.ones(8), algorithm=mine)

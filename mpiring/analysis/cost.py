@@ -7,8 +7,8 @@ order. Two sets of chunks meet where the intervals from their least to their gre
    and all of r's earlier steps. The receive is ready when those of the last `ahead` steps whose receive or send meets what it
    receives are over, and all earlier steps. So steps that do not depend on each other overlap, as in the runtime.
 2. A message uses the links at the innermost level that joins its ranks: the out-link of the sender's port and the in-link of the
-   receiver's, or the wire; with half duplex a port's, or a wire's, two ways are one link; and the bus, if there is one. It starts
-   when send and receive are ready and no message of an earlier round is on any of its links.
+   receiver's, or the wire; with half duplex a port's, or a wire's, two ways are one link; and the bus, and the link of the pair of
+   ports, if there are such. It starts when send and receive are ready and no message of an earlier round is on any of its links.
 3. Messages of one round on one link share it: each ends alpha + the longest, over its links, of (all bytes of the round on the
    link) * beta / links after its start. A message of 0 bytes costs alpha all the same.
 4. Where the receive reduces, that starts when the message has ended, the rank's reductions of earlier rounds are over and, if the
@@ -59,7 +59,7 @@ class Estimate:
     """What an algorithm costs on a machine.
 
     seconds: from the start to the end of the last message or reduction. steps: rounds.
-    busiest_link_bytes: the most bytes on one link (or bus). idle: for every rank, the share of the time in which it does nothing.
+    busiest_link_bytes: the most bytes on one link, bus or pair. idle: for every rank, the share of the time in which it does nothing.
     messages: all of them, where a trace was asked for.
     """
 
@@ -305,7 +305,7 @@ def _scattered(known: dict[bytes, Who], size: int, sender: np.ndarray, receiver:
 # ---- links
 
 class Way(NamedTuple):
-    """The messages of a round and their links: up to three each, with s per byte; link 0 stands for none. cost: of the slowest."""
+    """The messages of a round and their links: up to four each, with s per byte; link 0 stands for none. cost: of the slowest."""
 
     sender: np.ndarray
     receiver: np.ndarray
@@ -322,7 +322,9 @@ class _Links:
     def __init__(self, machine: Machine, size: int):
         self.machine, self.size, self.count = machine, size, 1
         self.places = [self._place(level) for level in machine.levels]
-        self.own = all(level.ranks_per_port == 1 and level.duplex == "full" and level.bus is None for level in machine.levels)
+        self.pairs: dict[tuple[int, int], int] = {}
+        self.own = all(level.ranks_per_port == 1 and level.duplex == "full" and level.bus is level.pair is None
+                       for level in machine.levels)
 
     def _place(self, level: Level) -> tuple[int, int, int]:
         """Number a level's links; return the first that leads out, the first that leads in, and the first bus."""
@@ -339,7 +341,7 @@ class _Links:
         sender = np.flatnonzero(who.to != NOBODY)
         receiver = who.to[sender]
         count = len(sender)
-        alpha, links, costs = np.zeros(count), [np.zeros(count, int) for _ in range(3)], [np.zeros(count) for _ in range(3)]
+        alpha, links, costs = np.zeros(count), [np.zeros(count, int) for _ in range(4)], [np.zeros(count) for _ in range(4)]
         left = np.arange(count)
         for level, places in zip(self.machine.levels, self.places):
             found, ways, cost = self._joined(level, places, sender[left], receiver[left])
@@ -349,12 +351,24 @@ class _Links:
                 links[which][here], costs[which][here] = ids, cost
             if level.bus is not None:
                 links[2][here], costs[2][here] = places[2] + sender[here] // (level.group or self.size), level.bus
+            if level.pair is not None:
+                links[3][here], costs[3][here] = self._pairs(level, places[0], sender[here], receiver[here]), level.pair
             left = left[~found]
         for index in left[:1]:
             self.machine.path(int(sender[index]), int(receiver[index]))        # says what is wrong
-        used = [which for which in range(3) if links[which].any()]
+        used = [which for which in range(4) if links[which].any()]
         return Way(sender, receiver, count == self.size, alpha, [links[which] for which in used], [costs[which] for which in used],
                    np.max(costs, axis=0))
+
+    def _pairs(self, level: Level, out: int, a: np.ndarray, b: np.ndarray) -> list[int]:
+        """Return the link of each pair of ports, numbered when it is first used: there are too many to number all."""
+        found = []
+        for ends in zip((out + a // level.ranks_per_port).tolist(), (out + b // level.ranks_per_port).tolist()):
+            if (min(ends), max(ends)) not in self.pairs:
+                self.pairs[min(ends), max(ends)] = self.count
+                self.count += 1
+            found.append(self.pairs[min(ends), max(ends)])
+        return found
 
     def _joined(self, level: Level, places: tuple[int, int, int], a: np.ndarray, b: np.ndarray) -> tuple:
         """Return which of the messages a level carries, and for those the links (out and in, or the wire) and s per byte."""
@@ -419,6 +433,8 @@ class _Clock:
             if len(self.ways) > 64:
                 self.ways.clear()
             self.ways[id(who)] = who, self.links.way(who)
+            if more := self.links.count - len(self.busy):
+                self.busy, self.load = (np.append(values, np.zeros(more)) for values in (self.busy, self.load))
         return self.ways[id(who)][1]
 
     def _ready(self, moved: Round) -> tuple[np.ndarray, np.ndarray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from mpiring.algorithms.registry import Algorithm
@@ -11,6 +11,7 @@ from mpiring.algorithms.setting import Setting
 from mpiring.algorithms.step import Chunks, Step
 from mpiring.analysis.replay import Round, replay
 from mpiring.analysis.verify import Proof, prove
+from mpiring.units import count
 
 ADDS, COPIES = "+>", "=>"
 
@@ -133,43 +134,3 @@ def _legend(table: str) -> Iterator[str]:
 
 
 # ---- words and units
-
-def count(number: int, what: str) -> str:
-    """Write a number of things: 1 round, 2 rounds."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-TIMES = ((1, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
-SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB"), (1, "B"))
-BINARY = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
-
-
-def seconds(value: float) -> str:
-    """Write a time with three digits: 5.93 ms."""
-    return _unit(value, TIMES)
-
-
-def size(nbytes: float) -> str:
-    """Write bytes in decimal units: 160 MB."""
-    return _unit(nbytes, SIZES)
-
-
-def rate(beta: float) -> str:
-    """Write the s for each byte as a bandwidth: 18 GB/s."""
-    return f"{_unit(1 / beta, SIZES)}/s" if beta else "no limit"
-
-
-def binary(nbytes: float) -> str:
-    """Write bytes in binary units where they are whole: 64 KiB; else as size does."""
-    unit, name = next(((unit, name) for unit, name in BINARY if nbytes >= unit), BINARY[-1])
-    return f"{nbytes / unit:g} {name}" if nbytes % unit == 0 and unit > 1 else size(nbytes)
-
-
-def _unit(value: float, units: Iterable[tuple[float, str]]) -> str:
-    """Write a value in the largest unit that makes it at least 1, with three digits."""
-    units = list(units)
-    smallest = units[-1] if value else next(entry for entry in units if entry[0] == 1)
-    unit, name = next(((unit, name) for unit, name in units if value / unit >= 0.9995), smallest)
-    scaled = value / unit
-    digits = 0 if scaled >= 99.95 else 1 if scaled >= 9.995 else 2
-    return f"{scaled:.{digits}f}".rstrip("0").rstrip(".") + f" {name}" if digits else f"{scaled:.0f} {name}"

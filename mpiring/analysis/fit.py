@@ -144,18 +144,20 @@ def _whole(value: object, least: int = 1) -> int:
 def shape_of(bench: Bench) -> Machine:
     """Return a machine of a bench's shape, with figures to start a fit from.
 
-    One node: one level. Several: a level in the node, if it has several ranks, and a network with one NIC for each node.
+    One node: one level. Several: a level in the node, if it has several ranks, and a network with one NIC for each node, where
+    what two nodes send each other at the same time may be slower than what they send to others.
     """
     gamma, name = {"default": 1e-10}, "fitted"
     if bench.nodes == 1:
         return Machine(name, (Level("node", None, 2e-6, 2e-10),), gamma, bench.ranks)
     node = Level("node", bench.ranks_per_node, 2e-6, 2e-10)
-    return Machine(name, (node, Level("network", None, 2e-5, 1e-9, ranks_per_port=bench.ranks_per_node)), gamma, bench.ranks)
+    network = Level("network", None, 2e-5, 1e-9, ranks_per_port=bench.ranks_per_node, pair=0.75e-9)
+    return Machine(name, (node, network), gamma, bench.ranks)
 
 
 def fit(points: Sequence[Point], shape: Machine, *, hold_out: Iterable[str | int] | None = None,
         setting: Callable[[Algorithm, int], Setting] | None = None) -> Fit:
-    """Fit alpha and beta of every level that joins ranks, and gamma, to measured times; start from `shape`, which has their ranks.
+    """Fit alpha, beta and pair of every level that joins ranks, and gamma, to measured times; start from `shape`.
 
     hold_out: names of algorithms and sizes in bytes that stay out of the fit and judge it; left out, every second size of each
     algorithm. setting: (algorithm, bytes) -> the setting that was measured; left out, the one for `shape`. A gamma of 0 stays 0;
@@ -198,7 +200,8 @@ class _Model:
     def __init__(self, shape: Machine, points: Sequence[Point], setting: Callable[[Algorithm, int], Setting]):
         self.start, self.points = shape, points
         self.levels = [index for index, level in enumerate(shape.levels) if level.group != 1]
-        self.unknowns = 2 * len(self.levels) + any(shape.gamma.values())
+        self.pairs = [index for index in self.levels if shape.levels[index].pair]
+        self.unknowns = 2 * len(self.levels) + len(self.pairs) + any(shape.gamma.values())
         algorithms = [ALGORITHMS[point.collective, point.algorithm] for point in points]
         self.settings = [(algorithm, setting(algorithm, point.nbytes)) for algorithm, point in zip(algorithms, points)]
 
@@ -208,7 +211,10 @@ class _Model:
             level = levels[index]
             levels[index] = replace(level, alpha=max(level.alpha, SMALLEST) * exp(alpha), beta=level.beta * exp(beta),
                                     bus=level.bus and level.bus * exp(beta), sources={})
-        scale = exp(factors[-1]) if self.unknowns % 2 else 1
+        for pair, index in zip(factors[2 * len(self.levels):], self.pairs):         # goes with beta, or its slope would be lost
+            start, level = self.start.levels[index], levels[index]
+            levels[index] = replace(level, pair=start.pair * level.beta / start.beta * exp(pair))
+        scale = exp(factors[-1]) if any(self.start.gamma.values()) else 1
         return replace(self.start, levels=tuple(levels), gamma={name: gamma * scale for name, gamma in self.start.gamma.items()},
                        sources={"alpha, beta, gamma": "fitted to measured times"})
 

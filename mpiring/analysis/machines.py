@@ -36,6 +36,8 @@ class Level:
     wires: {(a, b): links} between places in a group, instead of ports; places without a wire do not reach each other here.
         A wire joins both ways; with full duplex each way has links of its own.
     bus: s for each byte of what all messages of a group go through, such as memory or a host bridge; None: there is no such thing.
+    pair: s for each byte that two ports send each other, both ways together, such as over a TCP connection, where acknowledgements
+        wait behind data; None: what goes one way does not slow down what goes the other.
     sources: where the figures come from, by the names above.
 
     Raises ValueError for a figure that no machine can have.
@@ -50,6 +52,7 @@ class Level:
     duplex: str = "full"
     wires: Wires | None = None
     bus: float | None = None
+    pair: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -58,8 +61,11 @@ class Level:
             _check_whole(where, name, getattr(self, name), name == "group")
         _check_time(where, "alpha", self.alpha, least=0)
         _check_time(where, "beta", self.beta)
-        if self.bus is not None:
-            _check_time(where, "bus", self.bus)
+        for name in ("bus", "pair"):
+            if getattr(self, name) is not None:
+                _check_time(where, name, getattr(self, name))
+        if self.pair is not None and self.wires is not None:
+            raise ValueError(f"{where}: pair is for ports, not for wires")
         if self.duplex not in ("full", "half"):
             raise ValueError(f"{where}: duplex is {self.duplex!r}, not 'full' or 'half'")
         if self.group is not None and self.group % self.ranks_per_port:

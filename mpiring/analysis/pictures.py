@@ -9,10 +9,11 @@ from mpiring.algorithms.registry import Algorithm
 from mpiring.algorithms.setting import Setting
 from mpiring.analysis.buckets import Exposure
 from mpiring.analysis.cost import Estimate, Message, setting_for, simulate
-from mpiring.analysis.draw import Move, binary, chunk_names, headline, moves, seconds, summary
+from mpiring.analysis.draw import Move, chunk_names, headline, moves, summary
 from mpiring.analysis.machines import Machine
 from mpiring.analysis.replay import replay
 from mpiring.analysis.verify import prove
+from mpiring.units import binary, seconds
 
 ADDS, COPIES = "#c8402f", "#2f6fb0"
 """Colours of a message whose receiver adds it, and of one whose receiver keeps a copy."""

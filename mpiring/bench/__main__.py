@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from mpi4py import MPI
 
+from mpiring.algorithms.registry import COLLECTIVES
 from mpiring.bench import environment, options, report
 from mpiring.bench.report import Result
 from mpiring.bench.subjects import BUS_FACTORS, Buffers, bind
@@ -23,7 +24,7 @@ def main(argv: list[str] | None = None, comm: MPI.Comm = MPI.COMM_WORLD) -> int:
     if problem := wrong_launcher(comm):
         print(f"mpiring.bench: {problem}", file=sys.stderr)
         return 2
-    chosen = options.parse(argv, quiet=comm.rank != 0)
+    chosen = options.parse(argv, quiet=comm.rank != 0, size=comm.size)
     where = environment.describe(comm)
     say = print if comm.rank == 0 else _nothing
     for line in environment.header(where):
@@ -46,10 +47,12 @@ def main(argv: list[str] | None = None, comm: MPI.Comm = MPI.COMM_WORLD) -> int:
 def measure(chosen: argparse.Namespace, comm: MPI.Comm, say: Callable) -> Iterator[tuple[Result, str]]:
     """Yield the results of all sizes, size by size, each with the place of its first wrong element."""
     counts, names = options.sizes(chosen), list(chosen.algorithms)
+    if chosen.collective == "alltoall":                  # whole blocks, one for each rank
+        counts = sorted({max(1, count // comm.size) * comm.size for count in counts})
     for number, count in enumerate(counts):
         nbytes = count * chosen.datatype.itemsize
         _progress(comm, f"{number + 1}/{len(counts)}: {nbytes} bytes")
-        buffers = Buffers(chosen.collective, chosen.op, chosen.datatype, count, comm, chosen.inplace)
+        buffers = Buffers(chosen.collective, chosen.op, chosen.datatype, count, comm, chosen.inplace, chosen.root)
         calls, wrong = {}, {}
         for name in list(names):
             try:
@@ -83,7 +86,7 @@ def _result(chosen: argparse.Namespace, size: int, count: int, name: str, sample
     algbw = nbytes / median / 1e3
     time = {"median": round(median, 3), "min": round(float(samples.min()), 3), "p99": round(float(np.percentile(samples, 99)), 3)}
     ratio = round(float(medians[NATIVE]) / median, 4) if NATIVE in medians else None
-    op = "-" if chosen.collective == "allgather" else chosen.op
+    op = chosen.op if COLLECTIVES[chosen.collective].reduces else "-"
     return Result(chosen.collective, name, nbytes, count, str(chosen.datatype), op, time, round(algbw, 6),
                   round(algbw * BUS_FACTORS[chosen.collective](size), 6), ratio, wrong)
 

@@ -15,24 +15,28 @@ import numpy as np
 from mpiring.algorithms import registry
 from mpiring.collectives import NATIVE
 from mpiring.runtime import ops
+from mpiring.units import parse_size
 
 DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
           "longdouble", "complex64", "complex128", "clongdouble", "bfloat16")
 
+COMPARED = ("ring", "tree", NATIVE)
+"""What an allreduce is measured with where nothing else is asked for."""
+
 EPILOG = """An algorithm may also be FILE.py:FUNCTION, a function (buf, comm) of yours that sums in place, to compare it with the
-others. Bandwidths are in GB/s (1e9 bytes): algbw = bytes / time, busbw = what a link carries, 2(n-1)/n * algbw for allreduce and
-(n-1)/n * algbw for the others. xnative = native's median over this one's: above 1 is faster than the MPI library. Exit status: 0,
-1 when an element is wrong, 2 for a wrong command line or launcher."""
+others. Bandwidths are in GB/s (1e9 bytes): algbw = bytes / time, busbw = what a link carries: 2(n-1)/n * algbw for allreduce,
+algbw for broadcast and reduce, (n-1)/n * algbw for the others. xnative = native's median over this one's: above 1 is faster than
+the MPI library. Exit status: 0, 1 when an element is wrong, 2 for a wrong command line or launcher."""
 
 
-def parse(argv: list[str] | None, quiet: bool) -> argparse.Namespace:
-    """Parse the command line; `quiet` ranks leave the words to another."""
+def parse(argv: list[str] | None, quiet: bool, size: int = 1) -> argparse.Namespace:
+    """Parse the command line for `size` ranks; `quiet` ones leave the words to another."""
     parser = _Parser(prog="python -m mpiring.bench", description="Time collectives, interleaved, iteration by "
                      "iteration. Options are those of nccl-tests where it has them.", epilog=EPILOG)
     parser.quiet = quiet
     add = parser.add_argument
-    add("-b", "--minbytes", type=size, default=8, metavar="SIZE", help="smallest vector, with K, M or G (default 8)")
-    add("-e", "--maxbytes", type=size, default=64 << 20, metavar="SIZE", help="largest vector (default 64M); always measured")
+    add("-b", "--minbytes", type=a_size, default=8, metavar="SIZE", help="smallest vector, with K, M or G (default 8)")
+    add("-e", "--maxbytes", type=a_size, default=64 << 20, metavar="SIZE", help="largest vector (default 64M); always measured")
     add("-f", "--stepfactor", type=_above_one, default=4, metavar="F", help="factor between sizes (default 4)")
     add("-n", "--iters", type=_positive, metavar="N", help="iterations (default 20, below 64K 100)")
     add("-w", "--warmup_iters", type=_natural, default=6, metavar="N", help="iterations that do not count, first (default 6)")
@@ -42,21 +46,25 @@ def parse(argv: list[str] | None, quiet: bool) -> argparse.Namespace:
     add("-o", "--op", default="SUM", type=_op, metavar="OP", help=f"{', '.join(ops.NAMES)} (default SUM)")
     add("-d", "--datatype", default="float32", type=_dtype, metavar="DTYPE", help=f"{', '.join(DTYPES)} (default float32)")
     add("--collective", choices=tuple(registry.COLLECTIVES), default="allreduce", help="(default allreduce)")
-    add("--algorithms", metavar="LIST", help="names with commas between (default: all)")
+    add("-r", "--root", type=_natural, default=0, metavar="RANK", help="root of broadcast and reduce (default 0)")
+    add("--algorithms", metavar="LIST", help="names with commas between, or all (default for allreduce: "
+        f"{','.join(COMPARED)}; for others: all)")
     add("--inplace", action="store_true", help="in place (default: from sendbuf to recvbuf)")
     add("--json", metavar="FILE", help="write environment and results")
     add("--csv", metavar="FILE", help="write results")
     add("--plot", metavar="FILE", help="draw time and busbw over bytes: .png or .svg (extra 'plot')")
     options = parser.parse_args(argv)
-    _complete(parser, options)
+    _complete(parser, options, size)
     return options
 
 
-def _complete(parser: _Parser, options: argparse.Namespace) -> None:
+def _complete(parser: _Parser, options: argparse.Namespace, size: int) -> None:
     _complete_algorithms(parser, options)
+    if options.root >= size:
+        parser.error(f"argument -r: root {options.root} is not one of {size} ranks")
     if options.maxbytes < options.minbytes:
         parser.error(f"argument -e: {options.maxbytes} is less than -b {options.minbytes}")
-    if options.collective != "allgather":
+    if registry.COLLECTIVES[options.collective].reduces:
         try:
             ops.find(ops.NAMES[options.op], options.datatype)
         except TypeError as error:
@@ -76,13 +84,14 @@ def _complete(parser: _Parser, options: argparse.Namespace) -> None:
 
 def _complete_algorithms(parser: _Parser, options: argparse.Namespace) -> None:
     known = [*registry.names(options.collective), NATIVE]
-    options.algorithms = options.algorithms.split(",") if options.algorithms else known
+    usual = COMPARED if options.collective == "allreduce" else known
+    options.algorithms = known if options.algorithms == "all" else options.algorithms.split(",") if options.algorithms else [*usual]
     for name in options.algorithms:
         if name in known:
             continue
         if not re.fullmatch(r".+\.py:\w+", name):
-            parser.error(f"argument --algorithms: {name!r} is not known for {options.collective}; known: {', '.join(known)}, "
-                         "FILE.py:FUNCTION")
+            parser.error("argument --algorithms: " + registry.unknown("algorithm", name, [*known, "FILE.py:FUNCTION"],
+                                                                      f" for {options.collective}"))
         path, _, function = name.rpartition(":")
         if not Path(path).is_file():
             parser.error(f"argument --algorithms: there is no file {path}")
@@ -108,12 +117,15 @@ def iterations(options: argparse.Namespace, nbytes: int) -> int:
     return options.iters or (20 if nbytes >= 64 << 10 else 100)
 
 
-def size(text: str) -> int:
-    """Parse bytes such as 8, 64K, 16M or 1G."""
-    match = re.fullmatch(r"(\d+)([KMG]?)B?", text.upper())
-    if not match:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 8, 64K, 16M or 1G")
-    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]]
+def a_size(text: str) -> int:
+    """Parse bytes such as 8, 64K, 16M or 1G; nothing that cannot be there."""
+    try:
+        nbytes = parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if nbytes > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+        raise argparse.ArgumentTypeError(f"{text!r} is more than this machine's memory")
+    return nbytes
 
 
 def _op(text: str) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpiring.bench.report import Result
-
-UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
+from mpiring.units import binary
 
 
 def draw(path: str, environment: dict[str, Any], results: list[Result]) -> None:
@@ -31,15 +30,10 @@ def draw(path: str, environment: dict[str, Any], results: list[Result]) -> None:
     for axes in (time, bandwidth):
         axes.set_xlabel("bytes of the vector")
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(lambda value, _: readable(value))
+        axes.xaxis.set_major_formatter(lambda value, _: binary(value))
         axes.grid(alpha=0.3)
     time.legend()
     figure.suptitle(f"{first.collective} {first.op} {first.dtype}".replace("  ", " ") + f", {environment['ranks']} ranks on "
                     f"{environment['nodes']} node(s) with {environment['cores']} cores, {environment['library']}", fontsize=11)
     figure.savefig(path, dpi=120)
 
-
-def readable(nbytes: float) -> str:
-    """Write bytes with a unit: 64 KiB."""
-    unit, name = next(((unit, name) for unit, name in UNITS if nbytes >= unit), UNITS[-1])
-    return f"{nbytes / unit:g} {name}"

@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 import mpiring
 from mpiring.algorithms.cuts import cuts
+from mpiring.algorithms.registry import COLLECTIVES
 from mpiring.bench import inputs
 from mpiring.runtime import ops
 
@@ -18,6 +19,9 @@ BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "allreduce": lambda n: 2 * (n - 1) / n,
     "reduce_scatter": lambda n: (n - 1) / n,
     "allgather": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1.0,
+    "reduce": lambda n: 1.0,
+    "alltoall": lambda n: (n - 1) / n,
 }
 """busbw / algbw by number of ranks, as in nccl-tests' doc/PERFORMANCE.md."""
 
@@ -25,18 +29,21 @@ BUS_FACTORS: dict[str, Callable[[int], float]] = {
 class Buffers:
     """The buffers of one size, their inputs, and what must come out; shared by all algorithms."""
 
-    def __init__(self, collective: str, op: str, dtype: np.dtype, count: int, comm: MPI.Comm, inplace: bool):
-        self.collective, self.op, self.inplace, self.comm = collective, op, inplace, comm
-        own = cuts(count, comm.size)[comm.rank]
-        gathers = collective == "allgather"
-        self.base = inputs.pattern("SUM" if gathers else op, dtype, 0 if gathers else comm.rank, comm.size)
-        self.expected = self.base if gathers else inputs.reduced(op, dtype, comm.size)
-        self.send_start = own.start if gathers and not inplace else 0
-        self.send = np.empty(own.stop - own.start if gathers and not inplace else count, dtype)
-        self.recv = self.send if inplace else np.empty(own.stop - own.start if collective == "reduce_scatter" else count, dtype)
-        self.result = self.recv[own] if inplace and collective == "reduce_scatter" else self.recv
+    def __init__(self, collective: str, op: str, dtype: np.dtype, count: int, comm: MPI.Comm, inplace: bool, root: int = 0):
+        self.collective, self.op, self.comm, self.root = collective, op, comm, root
+        self.inplace = inplace or collective == "broadcast"
+        self.own = own = cuts(count, comm.size)[comm.rank]
+        reduces, at_root = COLLECTIVES[collective].reduces, comm.rank == root
+        self.base = inputs.pattern(op if reduces else "SUM", dtype, comm.rank if reduces else 0, comm.size)
+        self.expected = inputs.reduced(op, dtype, comm.size) if reduces else self.base
+        gathered = collective == "allgather" and not self.inplace
+        self.send_start = own.start if gathered else comm.rank * count if collective == "alltoall" else 0
+        self.send = np.empty(own.stop - own.start if gathered else count, dtype)
+        received = own.stop - own.start if collective == "reduce_scatter" else count
+        self.recv = self.send if self.inplace else np.empty(received, dtype)
+        self.result = self.recv[own] if self.inplace and collective == "reduce_scatter" else self.recv
         self.result_start = own.start if collective == "reduce_scatter" else 0
-        self.own = own
+        self.judged = at_root or collective != "reduce"
         inputs.fill(self.send, self.base, self.send_start)
 
     def reset(self) -> None:
@@ -51,16 +58,27 @@ class Buffers:
         elif self.collective == "allgather":
             self.recv[:self.own.start] = 99
             self.recv[self.own.stop:] = 99
+        elif self.collective == "broadcast" and self.comm.rank != self.root:
+            self.recv[...] = 99
 
     def wrong(self) -> tuple[int, str]:
         """Count the wrong elements on all ranks, and describe the first."""
-        count, place = inputs.wrong(self.result, self.expected, self.result_start)
-        text = ""
-        if count:
-            right = self.expected[(self.result_start + place) % inputs.PERIOD]
-            text = f"rank {self.comm.rank}, element {self.result_start + place}: {self.result[place]} instead of {right}"
+        count, text = 0, ""
+        for result, start in self._parts():
+            bad, place = inputs.wrong(result, self.expected, start)
+            if bad and not count:
+                right = self.expected[(start + place) % inputs.PERIOD]
+                text = f"rank {self.comm.rank}, element {start + place}: {result[place]} instead of {right}"
+            count += bad
         found = self.comm.allgather((count, text))
         return sum(count for count, _ in found), next((text for _, text in found if text), "")
+
+    def _parts(self) -> list[tuple[np.ndarray, int]]:
+        """Return the parts of the result, each with the place in the pattern where it starts."""
+        if self.collective != "alltoall":
+            return [(self.result, self.result_start)] if self.judged else []
+        size, count = self.comm.size, self.send.size
+        return [(block, source * count + self.own.start) for source, block in enumerate(np.split(self.recv, size))]
 
 
 def bind(name: str, buffers: Buffers) -> Callable[[], object]:
@@ -76,10 +94,14 @@ def bind(name: str, buffers: Buffers) -> Callable[[], object]:
 
         return run
     call = getattr(mpiring, buffers.collective)
-    if buffers.collective == "allgather":
-        return lambda: call(buffers.send, recv, comm=buffers.comm, algorithm=name)
-    op = ops.NAMES[buffers.op]
-    return lambda: call(buffers.send, recv, op=op, comm=buffers.comm, algorithm=name)
+    options = {"comm": buffers.comm, "algorithm": name}
+    if COLLECTIVES[buffers.collective].reduces:
+        options["op"] = ops.NAMES[buffers.op]
+    if COLLECTIVES[buffers.collective].rooted:
+        options["root"] = buffers.root
+    if buffers.collective == "broadcast":
+        return lambda: call(buffers.recv, **options)
+    return lambda: call(buffers.send, recv, **options)
 
 
 def _load(name: str) -> Callable:

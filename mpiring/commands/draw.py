@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from mpiring.algorithms.registry import Algorithm, find
 from mpiring.analysis import pictures
 from mpiring.analysis.buckets import curve, timer
-from mpiring.analysis.draw import seconds, text
+from mpiring.analysis.draw import text
 from mpiring.analysis.machines import Machine
 from mpiring.commands import options as shared
+from mpiring.units import seconds
 
 EPILOG = """pictures, by --picture (all but steps need --machine):
   steps      ranks across, rounds down, an arrow for each message

@@ -6,11 +6,11 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 
-from mpiring.analysis.draw import binary, count, seconds
 from mpiring.analysis.fit import Fit, Prediction, fit, read_bench, shape_of
 from mpiring.analysis.machines import to_json
 from mpiring.commands import options as shared
 from mpiring.commands import show
+from mpiring.units import binary, count, seconds
 
 EPILOG = """Every second size of each algorithm stays out of the fit and judges it, unless --hold-out says otherwise.
 --out writes the fitted machine, which simulate and draw take as --machine.

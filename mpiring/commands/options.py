@@ -14,9 +14,8 @@ from mpiring.algorithms.registry import COLLECTIVES, Algorithm, find, names, unk
 from mpiring.algorithms.setting import Setting
 from mpiring.analysis.gradients import Model, known, load
 from mpiring.analysis.machines import Machine, find_machine, with_ranks_per_node
+from mpiring.units import parse_size
 
-UNITS = {"": 1, "B": 1, **{f"{letter}{end}": base ** power for power, letter in enumerate("KMGT", 1)
-                           for end, base in (("", 1024), ("IB", 1024), ("B", 1000))}}
 MOST_RANKS = 1 << 20
 WIDTH = 110
 """Characters in a line of text."""
@@ -88,11 +87,8 @@ def a_collective(text: str) -> str:
 
 
 def a_size(text: str) -> int:
-    """Parse bytes: 160MB is 160,000,000 (KB, MB, GB, TB), 64M and 64MiB are 64 * 2**20 (K, M, G, T)."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?(?:I?B)?)", text.strip().upper())
-    if not match or match[2] not in UNITS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 160MB (decimal), 64M or 64MiB (binary), or 4096")
-    return round(float(match[1]) * UNITS[match[2]]) if "." in match[1] else int(match[1]) * UNITS[match[2]]
+    """Parse bytes."""
+    return _said(parse_size, text)
 
 
 def a_number(text: str) -> int:

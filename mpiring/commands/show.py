@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mpiring.analysis.draw import rate, seconds
 from mpiring.analysis.machines import Level, Machine
+from mpiring.units import rate, seconds
 
 
 def table(heading: Sequence[str], rows: Iterable[Sequence[object]], left: Iterable[int] = (0,), indent: str = "  ") -> str:
@@ -36,6 +36,7 @@ def ports(level: Level) -> str:
     """Say which links a level has."""
     ways = "" if level.duplex == "full" else ", one way at a time"
     bus = f"; all share {rate(level.bus)}" if level.bus is not None else ""
+    bus += f"; {rate(level.pair)} between two, both ways together" if level.pair is not None else ""
     if level.wires is not None:
         return f"{sum(level.wires.values())} in {len(level.wires)} wires between places{ways}{bus}"
     whose = "a rank" if level.ranks_per_port == 1 else f"every {level.ranks_per_port} ranks"

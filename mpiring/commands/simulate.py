@@ -11,11 +11,11 @@ from textwrap import wrap
 from mpiring.algorithms.registry import Algorithm
 from mpiring.analysis.buckets import ALONE, TimeOf, curve, timer
 from mpiring.analysis.cost import Estimate, simulate
-from mpiring.analysis.draw import binary, count, rate, seconds, size
 from mpiring.analysis.gradients import Model
 from mpiring.analysis.machines import MACHINES, Machine
 from mpiring.commands import options as shared
 from mpiring.commands import show
+from mpiring.units import binary, count, rate, seconds, size
 
 EPILOG = """A price is what the schedule takes with a latency (alpha) and a time for each byte (beta) on every link, with links
 that messages share, and with a time for each byte reduced (gamma). What a call costs the program itself is not in it.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -14,6 +13,7 @@ from mpi4py import MPI
 from mpiring.runtime.arrays import Space
 from mpiring.runtime.launcher import wrong_launcher
 from mpiring.runtime.topology import nodes
+from mpiring.units import parse_size
 
 SEGMENT = 1024 * 1024
 """Bytes of a segment between ranks on one node. Measured between 8 ranks under Open MPI and MPICH, 64 MiB: 512 KiB takes a tenth
@@ -91,8 +91,11 @@ def segment_setting() -> int | None:
     text = os.environ.get("MPIRING_SEGMENT", "")
     if not text:
         return None
-    match = re.fullmatch(r"([1-9]\d*)([KkMm]?)", text)
-    if not match or not 64 <= (size := int(match[1]) << {"": 0, "K": 10, "M": 20}[match[2].upper()]) <= 1 << 30:
+    try:
+        size = parse_size(text)
+    except ValueError:
+        size = 0
+    if not 64 <= size <= 1 << 30:
         raise ValueError(f"MPIRING_SEGMENT is {text!r}, not a number of bytes from 64 to 1024M such as 65536, 512K or 2M")
     return size
 

@@ -201,7 +201,7 @@ class _Binder:
         """Yield left operand, right operand and result."""
         order = slice(None, None, 1 if action.first else -1)
         if action.held.region.flat:
-            views = {piece: self.flat(piece) for piece in action[:3]}   # one view a place: CuPy copies operands that overlap another
+            views = {piece: self.flat(piece) for piece in action[:3]}   # one view a place: CuPy copies overlapping operands
             yield *(views[action.incoming], views[action.held])[order], views[action.target]
             return
         for part, held in self._pairs(action.incoming, action.held):

@@ -290,7 +290,8 @@ class _Compiler:
         """
         if all(len(algorithm.collective.wanted(rank, setting, len(shares))) == len(shares) for rank in range(setting.size)):
             return 1
-        width = max((len(chunks) for step in algorithm.steps(setting.root, setting) for chunks in (step.send, step.recv)), default=1)
+        steps = algorithm.steps(setting.root, setting)
+        width = max((len(chunks) for step in steps for chunks in (step.send, step.recv)), default=1)
         return max(1, -(-max(shares) * width // (GROUP * self.segment)))
 
     def _spans(self) -> Iterator[list[tuple[int, int]]]:

@@ -11,7 +11,7 @@ from cases import COMM, RANK, SIZE, same_bits
 
 
 def chain(left, right, _):
-    """Chain maps x -> a x + b modulo 2^31, the left one last; an element holds a and b. The order matters, the grouping does not."""
+    """Chain maps x -> a x + b modulo 2^31, the left one last; an element holds a and b. Their order matters."""
     outer, inner = np.frombuffer(left, np.uint64), np.frombuffer(right, np.uint64)
     inner[:] = composed(outer, inner)
 
@@ -58,8 +58,8 @@ def test_allreduce(op, algorithm, inplace):
             assert (out == expected(count)).all()
             assert inplace or (mine == maps(RANK, count)).all()
         else:
-            with pytest.raises(ValueError, match=f"op is not commutative, and algorithm '{algorithm}' reduces in another order than "
-                               f"that of the {SIZE} ranks; use one that keeps it: tree, recursive_doubling, .*native"):
+            with pytest.raises(ValueError, match=f"op is not commutative, and algorithm '{algorithm}' reduces in another order "
+                               f"than that of the {SIZE} ranks; use one that keeps it: tree, recursive_doubling, .*native"):
                 mpiring.allreduce(mine, out, op=op, algorithm=algorithm)
 
 

@@ -11,6 +11,7 @@ from cases import COMM, COUNTS, DTYPES, LAYOUTS, RANK, SIZE, bits, result, same_
 
 ROOTS = sorted({0, SIZE // 2, SIZE - 1})
 BROADCASTS = [*registry.names("broadcast"), "native"]
+CASES = [(np.float32, MPI.SUM), (np.int64, MPI.MAX), (np.complex128, mpiring.AVERAGE), (np.int16, mpiring.AVERAGE)]
 REDUCES = [*registry.names("reduce"), "native"]
 
 
@@ -51,7 +52,7 @@ def test_broadcast_into_every_layout(algorithm, layout):
 @pytest.mark.parametrize("algorithm", REDUCES)
 def test_reduce(algorithm, root):
     for count in COUNTS:
-        for dtype, op in ((np.float32, MPI.SUM), (np.int64, MPI.MAX), (np.complex128, mpiring.AVERAGE), (np.int16, mpiring.AVERAGE)):
+        for dtype, op in CASES:
             mine, expected = values(RANK, count, np.dtype(dtype)), result(op, count, np.dtype(dtype))
             before, out = mine.copy(), np.zeros(count, dtype)
             found = mpiring.reduce(mine, out if RANK == root else None, op=op, root=root, algorithm=algorithm)
@@ -107,7 +108,7 @@ def test_errors():
         mpiring.broadcast([1, 2])
     with pytest.raises(TypeError, match="buf has dtype object"):
         mpiring.broadcast(np.array([None]))
-    with pytest.raises(ValueError, match=r"unknown algorithm 'ring' for broadcast; known: tree, pipelined_tree, scatter_allgather, native"):
+    with pytest.raises(ValueError, match="unknown algorithm 'ring' for broadcast; known: tree, pipelined_tree, .*, native"):
         mpiring.broadcast(np.ones(3), algorithm="ring")
     constant = np.ones(3)
     constant.flags.writeable = False
@@ -116,7 +117,7 @@ def test_errors():
             with pytest.raises(ValueError, match="buf is read-only"):
                 mpiring.broadcast(constant, root=root)
         else:
-            with pytest.raises(ValueError, match="sendbuf .* is read-only"):
+            with pytest.raises(ValueError, match=r"sendbuf .* is read-only"):
                 mpiring.reduce(constant, root=root)
     COMM.Barrier()
 

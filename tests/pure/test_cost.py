@@ -40,7 +40,8 @@ def links_of(machine, a, b):
             out, into = ("out", "in") if level.duplex == "full" else ("port", "port")
             cost = level.beta / level.links
             port = level.ranks_per_port
-            return level.alpha, {(depth, out, a // port): cost, (depth, into, b // port): cost, **bus}
+            pair = {} if level.pair is None else {(depth, "pair", frozenset((a // port, b // port))): level.pair}
+            return level.alpha, {(depth, out, a // port): cost, (depth, into, b // port): cost, **bus, **pair}
         ends = a % level.group, b % level.group
         width = level.wires.get(ends) or level.wires.get(ends[::-1])
         if width:
@@ -131,14 +132,14 @@ def wires(size):
 
 @st.composite
 def machines(draw):
-    """Draw a machine: a flat one, or nodes with or without wires, with NICs of their own or shared, buses, half duplex."""
+    """Draw a machine: a flat one, or nodes with or without wires, with NICs of their own or shared, buses, pairs, half duplex."""
     time = st.sampled_from([0.7e-9, 1e-9, 2.3e-9])
     gamma = draw(st.sampled_from([0.0, 0.2e-9, 3.1e-9]))
     duplex, bus = st.sampled_from(["full", "half"]), st.sampled_from([None, 0.5e-9, 1.1e-9])
     alpha = st.sampled_from([0.0, 1.3e-6, 20e-6])
     group = draw(st.sampled_from([None, 2, 3, 4]))
     outer = Level("out", None, draw(alpha), draw(time), draw(st.integers(1, 3)), draw(st.sampled_from([1, group or 1, 2])),
-                  draw(duplex), bus=draw(bus))
+                  draw(duplex), bus=draw(bus), pair=draw(st.sampled_from([None, 0.6e-9, 1.5e-9])))
     if group is None:
         return machine(outer, gamma=gamma)
     joined = wires(group) if draw(st.booleans()) else None

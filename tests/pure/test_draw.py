@@ -10,10 +10,11 @@ from mpiring.algorithms.registry import ALGORITHMS, COLLECTIVES, Algorithm, find
 from mpiring.algorithms.setting import Setting
 from mpiring.algorithms.step import IDLE, Step, one
 from mpiring.analysis import pictures
-from mpiring.analysis.draw import binary, chunk_names, moves, rate, seconds, size, text
+from mpiring.analysis.draw import chunk_names, moves, text
 from mpiring.analysis.machines import find_machine
 from mpiring.analysis.replay import replay
 from mpiring.errors import ScheduleError
+from mpiring.units import binary, rate, seconds, size
 
 RING = """\
 allreduce by ring, 2 ranks: the vector is cut into chunks c0 to c1

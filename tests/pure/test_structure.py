@@ -8,7 +8,8 @@ from pathlib import Path
 import mpiring
 
 ROOT = Path(mpiring.__file__).parent
-FLOORS = ["version", "errors", "algorithms", "analysis", "commands", "runtime", "select", "collectives", "engine", "bench", "torch"]
+FLOORS = ["version", "errors", "units", "algorithms", "analysis", "commands", "runtime", "select", "collectives", "engine", "bench",
+          "torch"]
 
 
 def imported(path):

@@ -32,7 +32,7 @@ $(error make cannot work in a folder with a space in its path: $(CURDIR))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help bench test tests-alone lint clean
+.PHONY: help bench test tests-alone prove lint clean
 
 help: ## list the targets (this)
 	@awk -F ':.*## ' '/^[a-z%N-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ test-N: ## run the MPI tests on N ranks, as in make test-4
 
 test-%: $(ENV)/.test
 	$(MPIRUN) -np $* $(BIN)/python -m pytest -q tests/mpi
+
+prove: $(ENV)/.run ## prove every algorithm for 1 to 64 ranks and a hundred drawn numbers up to 1024; minutes
+	$(BIN)/python -m mpiring verify --all --ranks 1-64 --draw 100 --jobs 2
 
 lint: $(ENV)/.lint ## check style and types' syntax with ruff
 	$(BIN)/ruff check .

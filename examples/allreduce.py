@@ -24,3 +24,11 @@ chunk = mpiring.reduce_scatter(vector)                                  # a view
 chunk /= comm.size
 mpiring.allgather(vector)                                               # and now all of them are on every rank
 say("gathered", vector)
+
+settings = np.arange(3.0) if comm.rank == 0 else np.empty(3)
+mpiring.broadcast(settings)                                             # rank 0's, on all ranks
+total = mpiring.reduce(settings * comm.rank)                            # on rank 0 only; None on the others
+say("reduced ", total)
+
+blocks = np.full(comm.size, float(comm.rank))                           # one element for each rank
+say("blocks  ", mpiring.alltoall(blocks))

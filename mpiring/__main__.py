@@ -12,6 +12,7 @@ from mpiring.errors import ScheduleError
 from mpiring.version import __version__
 
 COMMANDS = {
+    "algorithms": "list all algorithms: steps, what the busiest rank sends, what each is for",
     "verify": "prove algorithms for given numbers of ranks, from their schedules alone",
     "simulate": "price a collective on a machine and rank the algorithms, or find the best bucket size for a model",
     "draw": "draw a schedule as text, or as a picture; also pictures of time, ranks and buckets",
@@ -59,7 +60,7 @@ def _run(arguments: list[str]) -> int:
 
 def usage() -> str:
     """Return the help: every command with a line."""
-    lines = [f"  {name:<9} {line}" for name, line in COMMANDS.items()]
+    lines = [f"  {name:<10} {line}" for name, line in COMMANDS.items()]
     return "\n".join([
         "usage: python -m mpiring COMMAND ...", "", *lines, "",
         "python -m mpiring COMMAND --help says more, with examples. The bench runs under MPI and is started otherwise:",

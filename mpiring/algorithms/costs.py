@@ -42,7 +42,7 @@ class Cost:
         return Fraction(eval(self._code, {"__builtins__": {}, "min": min, "max": max}, values))
 
     def __str__(self) -> str:
-        return self.text.replace("*", " ").replace("2 (", "2(").replace("4 (", "4(")
+        return self.text.replace("*(", "(").replace("*", " ")
 
 
 def _busiest(setting: Setting) -> int:

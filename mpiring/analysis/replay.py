@@ -48,9 +48,12 @@ def _explain(index: int, steps: Round) -> None:
     for rank, step in enumerate(steps):
         if step is None:
             raise ScheduleError(f"has {index} rounds where other ranks have more", rank, index)
+        for word, peer, chunks in (("sends to", step.send_to, step.send), ("receives from", step.recv_from, step.recv)):
+            if peer is not None and (peer == rank or not 0 <= peer < len(steps)):
+                raise ScheduleError(f"{word} rank {peer}, not a peer among {len(steps)} ranks", rank, index, first(chunks))
     for rank, step in enumerate(steps):
         if step.send_to is not None:
-            peer = _peer(rank, step.send_to, step.send, "sends to", index, steps)
+            peer = steps[step.send_to]
             if peer.recv_from != rank:
                 raise ScheduleError(f"waits for ever to send {ids(step.send)} to rank {step.send_to}, which {_receives(peer)} in "
                                     "this round", rank, index, first(step.send))
@@ -58,16 +61,10 @@ def _explain(index: int, steps: Round) -> None:
                 raise ScheduleError(f"receives {ids(peer.recv)} from rank {rank}, which sends {ids(step.send)}", step.send_to,
                                     index, first(peer.recv))
         if step.recv_from is not None:
-            peer = _peer(rank, step.recv_from, step.recv, "receives from", index, steps)
+            peer = steps[step.recv_from]
             if peer.send_to != rank:
                 raise ScheduleError(f"waits for ever to receive {ids(step.recv)} from rank {step.recv_from}, which {_sends(peer)} "
                                     "in this round", rank, index, first(step.recv))
-
-
-def _peer(rank: int, peer: int, chunks: Chunks, word: str, index: int, steps: Round) -> Step:
-    if peer == rank or not 0 <= peer < len(steps):
-        raise ScheduleError(f"{word} rank {peer}, not a peer among {len(steps)} ranks", rank, index, first(chunks))
-    return steps[peer]
 
 
 def _receives(step: Step) -> str:

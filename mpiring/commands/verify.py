@@ -160,7 +160,7 @@ def _order(outcomes: Sequence[Outcome]) -> str:
 
 
 def _numbers(values: Sequence[int]) -> str:
-    """Write numbers shortly: 2-64, or 2,4,8."""
+    """Write numbers shortly: 2-64, or 2,4,8, or 164 from 1 to 735."""
     runs: list[list[int]] = []
     for value in values:
         if runs and value == runs[-1][1] + 1:
@@ -168,7 +168,7 @@ def _numbers(values: Sequence[int]) -> str:
         else:
             runs.append([value, value])
     parts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
-    return ",".join(parts if len(parts) <= 8 else [*parts[:6], "...", parts[-1]])
+    return ",".join(parts) if len(parts) <= 8 else f"{len(values)} from {values[0]} to {values[-1]}"
 
 
 def _record(outcome: Outcome) -> dict:

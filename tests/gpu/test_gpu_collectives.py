@@ -1,5 +1,7 @@
 """The matrix of the host tests on GPU arrays: one body for the stand-in and CuPy, staged and read by MPI."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -8,6 +10,7 @@ import mpiring
 from mpiring import AVERAGE
 from mpiring.algorithms.cuts import counts as balanced
 from mpiring.algorithms.cuts import offsets
+from mpiring.algorithms.registry import names
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 CASES = [*((count, 64) for count in sorted({0, 1, SIZE - 1, SIZE, SIZE + 1})), (1000, 256), (10007, 4096)]
@@ -21,6 +24,8 @@ LAYOUTS = {
 }
 
 KINDS = [(algorithm, "f4", op, layout) for algorithm in ("ring", "tree", "native") for op in OPS for layout in LAYOUTS]
+KINDS += [(algorithm, "f4", "AVERAGE", layout) for algorithm in names("allreduce") if algorithm not in ("ring", "tree")
+          for layout in ("flat", "a box")]
 KINDS += [(algorithm, dtype, op, "flat") for algorithm in ("ring", "tree") for dtype in ("i8", "f2") for op in OPS]
 KINDS += [(algorithm, "c8", op, "flat") for algorithm in ("ring", "tree") for op in ("SUM", "AVERAGE")]
 KINDS += [("native", "i8", op, "flat") for op in OPS]
@@ -79,7 +84,7 @@ def test_allreduce(gpu, algorithm, dtype, op, layout):
             assert (held == 99).all(), f"count {count}: elements beside the array have changed"
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "native"])
+@pytest.mark.parametrize("algorithm", ["ring", "bruck", "native"])
 @pytest.mark.parametrize(("op", "layout"), [*(("SUM", layout) for layout in LAYOUTS), ("MAX", "flat"), ("AVERAGE", "flat")])
 def test_reduce_scatter(gpu, algorithm, op, layout):
     for count, segment in CASES:
@@ -100,7 +105,7 @@ def test_reduce_scatter(gpu, algorithm, op, layout):
                 np.testing.assert_array_equal(gpu.now(copy), expected, f"count {count}, in place")
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "native"])
+@pytest.mark.parametrize("algorithm", ["ring", "bruck", "native"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_allgather(gpu, algorithm, layout):
     for count, segment in CASES:
@@ -121,6 +126,49 @@ def test_allgather(gpu, algorithm, layout):
         whole = view(gpu.xp.asarray(host))
         mpiring.allgather(whole, **options)
         np.testing.assert_array_equal(gpu.now(whole), expected, f"count {count}, in place")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("algorithm", [*names("broadcast"), "native"])
+def test_broadcast(gpu, algorithm, layout):
+    for (count, segment), root in product(CASES, {0, SIZE - 1}):
+        _, array = make(gpu, layout, count, "f4", filled=RANK == root)
+        expected = np.empty(array.shape, "f4")
+        expected[...] = values(root, array.shape, "f4")
+        assert mpiring.broadcast(array, root=root, comm=gpu.comms[segment], algorithm=algorithm) is array
+        np.testing.assert_array_equal(gpu.now(array), expected, f"count {count}")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("algorithm", [*names("reduce"), "native"])
+def test_reduce(gpu, algorithm, layout):
+    for (count, segment), op in product(CASES, OPS):
+        _, array = make(gpu, layout, count, "f4", filled=True)
+        _, result = make(gpu, layout, count, "f4", filled=False)
+        options = {"op": OPS[op][0], "root": SIZE - 1, "comm": gpu.comms[segment], "algorithm": algorithm}
+        found = mpiring.reduce(array, result, **options)
+        assert (found is result) == (RANK == SIZE - 1)
+        np.testing.assert_array_equal(gpu.now(array), values(RANK, array.shape, "f4"), f"count {count}")
+        if RANK == SIZE - 1:
+            assert_result(gpu.now(result), reduced(array.shape, "f4", op), f"count {count}")
+        mpiring.reduce(array, **options)
+        left = reduced(array.shape, "f4", op) if RANK == SIZE - 1 else values(RANK, array.shape, "f4")
+        assert_result(gpu.now(array), left, f"count {count}, in place")
+
+
+@pytest.mark.parametrize("layout", ["flat", "every second"])
+@pytest.mark.parametrize("algorithm", [*names("alltoall"), "native"])
+def test_alltoall(gpu, algorithm, layout):
+    for each, segment in ((0, 64), (1, 64), (9, 64), (300, 256)):
+        count = each * SIZE
+        _, array = make(gpu, layout, count, "f4", filled=True)
+        _, result = make(gpu, layout, count, "f4", filled=False)
+        expected = np.concatenate([values(rank, (count,), "f4")[RANK * each:(RANK + 1) * each] for rank in range(SIZE)])
+        options = {"comm": gpu.comms[segment], "algorithm": algorithm}
+        assert mpiring.alltoall(array, result, **options) is result
+        np.testing.assert_array_equal(gpu.now(result), expected, f"blocks of {each}")
+        mpiring.alltoall(array, **options)
+        np.testing.assert_array_equal(gpu.now(array), expected, f"blocks of {each}, in place")
 
 
 @pytest.mark.parametrize("dtype", ["?", "i1", "u8"])

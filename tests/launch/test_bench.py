@@ -5,12 +5,14 @@ import json
 
 import pytest
 
+from mpiring.algorithms.registry import COLLECTIVES, names
+
 from launch import run
 
 TINY = ["-b", "8", "-e", "1K", "-f", "8", "-n", "3", "-w", "1"]
 KEYS = ["collective", "algorithm", "bytes", "count", "dtype", "op", "time_us", "algbw", "busbw", "native_ratio", "wrong"]
 HEADING = ["bytes", "count", "dtype", "op", "algorithm", "median_us", "min_us", "p99_us", "algbw", "busbw", "xnative", "#wrong"]
-ALL = {"allreduce": ["ring", "tree", "native"], "reduce_scatter": ["ring", "native"], "allgather": ["ring", "native"]}
+ALL = {"allreduce": ["ring", "tree", "native"], **{name: [*names(name), "native"] for name in COLLECTIVES if name != "allreduce"}}
 
 CORRUPT = """
 import numpy as np

@@ -66,6 +66,8 @@ def test_allreduce_shows_the_calls(ranks):
         f"average  {np.full(8, total / ranks)}",
         f"largest  {np.arange(8.0) * ranks}",
         f"gathered {np.arange(8.0)}",
+        f"reduced  {np.arange(3.0) * sum(range(ranks))}",
+        f"blocks   {np.arange(float(ranks))}",
     ]
 
 

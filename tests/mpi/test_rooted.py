@@ -108,7 +108,7 @@ def test_errors():
         mpiring.broadcast([1, 2])
     with pytest.raises(TypeError, match="buf has dtype object"):
         mpiring.broadcast(np.array([None]))
-    with pytest.raises(ValueError, match="unknown algorithm 'ring' for broadcast; known: tree, pipelined_tree, .*, native"):
+    with pytest.raises(ValueError, match=r"unknown algorithm 'ring' for broadcast; known: tree, pipelined_tree, .*, native"):
         mpiring.broadcast(np.ones(3), algorithm="ring")
     constant = np.ones(3)
     constant.flags.writeable = False

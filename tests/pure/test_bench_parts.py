@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from mpiring.algorithms import registry
 from mpiring.bench import inputs, options
-from mpiring.bench.plot import readable
 from mpiring.bench.report import Result, heading, row
 from mpiring.runtime import ops
 
@@ -14,7 +14,7 @@ def parsed(*argv):
 
 
 def test_sizes():
-    assert [options.size(text) for text in ("8", "64K", "16m", "1G", "4KB")] == [8, 65536, 16 << 20, 1 << 30, 4096]
+    assert [options.a_size(text) for text in ("8", "64K", "16m", "1G", "4KB", "4KiB")] == [8, 65536, 16 << 20, 1 << 30, 4000, 4096]
     assert options.sizes(parsed("-b", "4", "-e", "1K", "-f", "4")) == [1, 4, 16, 64, 256]
     assert options.sizes(parsed("-b", "1K", "-e", "1K")) == [256]
     assert options.sizes(parsed("-b", "1", "-e", "3", "-d", "float64")) == [1]
@@ -22,15 +22,16 @@ def test_sizes():
 
 
 @pytest.mark.parametrize("argv, words", [
-    (["-b", "many"], "'many' is not a size such as 8, 64K, 16M or 1G"), (["-b", "2M", "-e", "1M"], "argument -e: 1048576 is less"),
+    (["-b", "many"], "'many' is not a size such as 8, 64K"), (["-b", "2M", "-e", "1M"], "argument -e: 1048576 is less"),
     (["-o", "mean"], "'mean' is not one of SUM"), (["-d", "float128x"], "'float128x' is not one of"),
-    (["--algorithms", "rign"], "'rign' is not known for allreduce; known: ring, tree, native, FILE.py:FUNCTION"),
+    (["--algorithms", "rign"], "unknown algorithm 'rign' for allreduce (did you mean 'ring'?); known: ring, tree"),
     (["--algorithms", "ring,ring"], "the same name twice"), (["-o", "BAND"], "op BAND has no meaning for dtype float32"),
     (["-f", "1"], "'1' is not a number above 1"), (["-n", "0"], "'0' is not a whole number from 1 on"),
     (["--algorithms", f"{__file__}:nothing"], "has no function nothing"), (["--algorithms", "no.py:f"], "there is no file no.py"),
     (["--plot", "a.pdf"], "does not end in .png or .svg"),
-    (["--collective", "allgather", "--algorithms", "tree"], "'tree' is not known for allgather"),
-    (["--json", "no/such/folder/x.json"], "no/such/folder"),
+    (["--collective", "allgather", "--algorithms", "tree"], "unknown algorithm 'tree' for allgather"),
+    (["--json", "no/such/folder/x.json"], "no/such/folder"), (["-b", "900000G"], "is more than this machine's memory"),
+    (["--collective", "reduce", "-r", "1"], "root 1 is not one of 1 ranks"),
 ])
 def test_wrong_command_lines(argv, words, capsys):
     with pytest.raises(SystemExit) as caught:
@@ -75,4 +76,9 @@ def test_a_row_stands_under_its_heading():
     result = Result("allreduce", "ring", 67108864, 16777216, "float32", "SUM", time, 0.5, 0.9, None, 0)
     cells = row(result, 9).split()
     assert len(row(result, 9)) == len(heading(9)) and cells[4] == "ring" and cells[-2:] == ["-", "0"]
-    assert [readable(n) for n in (8, 65536, 3 << 20, 1 << 30)] == ["8 B", "64 KiB", "3 MiB", "1 GiB"]
+
+
+def test_algorithms_by_default_and_all():
+    assert parsed().algorithms == ["ring", "tree", "native"]
+    assert parsed("--algorithms", "all").algorithms == [*registry.names("allreduce"), "native"]
+    assert parsed("--collective", "alltoall").algorithms == ["pairwise", "bruck", "native"]

@@ -6,9 +6,11 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import mpiring
 from mpiring.__main__ import COMMANDS, main
 from mpiring.algorithms.registry import ALGORITHMS
 from mpiring.analysis.cost import simulate
@@ -195,3 +197,20 @@ def test_a_closed_pipe_is_quiet():
     done = subprocess.run([sys.executable, "-m", "mpiring", "simulate", "--list"], stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
     assert done.returncode == 141 and done.stderr == ""
+
+
+def test_the_readme_has_the_table_of_algorithms():
+    from mpiring.commands.algorithms import legend, markdown
+
+    chosen = list(ALGORITHMS.values())
+    readme = (Path(mpiring.__file__).parent.parent / "README.md").read_text()
+    assert markdown(chosen) in readme, "python -m mpiring algorithms --markdown"
+    assert legend(chosen, True) in readme
+
+
+def test_algorithms(capsys):
+    assert main(["algorithms", "--collective", "broadcast"]) == 0
+    out = capsys.readouterr().out
+    assert "scatter_allgather" in out and "log + n - 1" in out and "log2 n, rounded up" in out and "rings" not in out
+    assert main(["algorithms", "--json"]) == 0
+    assert {entry["algorithm"] for entry in json.loads(capsys.readouterr().out)} == {name for _, name in ALGORITHMS}

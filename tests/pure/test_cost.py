@@ -12,8 +12,9 @@ from mpiring.algorithms.cuts import counts
 from mpiring.algorithms.registry import ALGORITHMS, find
 from mpiring.algorithms.setting import Ring, Setting
 from mpiring.algorithms.step import IDLE, Step, floor_log2, one
-from mpiring.analysis.cost import _flow, _packed, setting_for, simulate
+from mpiring.analysis.cost import setting_for, simulate
 from mpiring.analysis.machines import MACHINES, Level, Machine, ethernet, find_machine, with_ranks_per_node
+from mpiring.analysis.rounds import _flow, _packed
 
 MIB = 1 << 20
 

@@ -4,11 +4,14 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mpiring import ScheduleError
-from mpiring.algorithms.registry import ALGORITHMS, COLLECTIVES, Algorithm, find
+from mpiring.algorithms.registry import ALGORITHMS, COLLECTIVES, Algorithm, find, names
+from mpiring.algorithms.setting import Setting, rings
 from mpiring.algorithms.step import IDLE, Step, one
-from mpiring.analysis.verify import verify
+from mpiring.analysis.verify import prove, verify
 
 RING, TREE = find("ring"), find("tree")
 
@@ -17,13 +20,88 @@ RING, TREE = find("ring"), find("tree")
 def test_every_algorithm_for_every_size_to_64_with_its_cost_lines(collective, name):
     algorithm = find(name, collective)
     for size in range(1, 65):
-        proof = verify(name, size, collective=collective)
-        assert (proof.rounds, proof.sent) == (algorithm.rounds(size), algorithm.sent(size))
+        for setting in settings(algorithm, size):
+            proof = prove(algorithm, setting)
+            assert proof.rounds == algorithm.rounds(setting) and proof.sent <= algorithm.sent(setting)
+            assert proof.sent == algorithm.sent(setting) or setting.root
+            assert len(list(algorithm.steps(size - 1, setting))) == proof.rounds
+
+
+def settings(algorithm, size):
+    """Yield settings that the cost lines are for: other pieces, other roots, nodes of equal size."""
+    yield Setting(size, pieces=3 if algorithm.pieces else 1)
+    if algorithm.collective.rooted:
+        yield Setting(size, size // 2)
+        yield Setting(size, size - 1, 2)
+    if "members" in algorithm.needs:
+        yield from (Setting(size, nodes=tuple(rank // per_node for rank in range(size)))
+                    for per_node in range(1, size) if size % per_node == 0)
+
+
+@pytest.mark.parametrize("collective, name", ALGORITHMS)
+def test_larger_sizes(collective, name):
+    """A few of them: python -m mpiring verify --all --draw 100 proves many."""
+    for size in (65, 96, 129):
+        prove(find(name, collective), Setting(size, root=size // 3 if find(name, collective).collective.rooted else 0))
+
+
+@given(st.data())
+def test_drawn_layouts(data):
+    """Nodes of any size in any order, rings through the ranks in any order with any weights, any root, any pieces."""
+    size = data.draw(st.integers(1, 24))
+    for algorithm in ALGORITHMS.values():
+        setting = Setting(size, data.draw(st.integers(0, size - 1)) if algorithm.collective.rooted else 0,
+                          data.draw(st.integers(1, 5)) if algorithm.pieces else 1)
+        if "members" in algorithm.needs:
+            setting = replace(setting, nodes=tuple(data.draw(st.lists(st.integers(0, 5), min_size=size, max_size=size))))
+        if "all_rings" in algorithm.needs:
+            orders = data.draw(st.lists(st.permutations(range(size)), min_size=1, max_size=3))
+            weights = data.draw(st.lists(st.integers(1, 4), min_size=len(orders), max_size=len(orders)))
+            setting = replace(setting, rings=rings(orders, weights))
+        proof = prove(algorithm, setting)
+        assert proof.rounds == algorithm.rounds(setting)
+
+
+@pytest.mark.parametrize("key", [key for key, algorithm in ALGORITHMS.items() if algorithm.cyclic], ids=str)
+def test_cyclic_schedules_are_rank_0s_moved_on(key):
+    algorithm = ALGORITHMS[key]
+    for size in (1, 2, 3, 7, 16, 33):
+        first = list(algorithm.steps(0, Setting(size)))
+        for rank in range(size):
+            def moved(peer, chunks, rank=rank, size=size):
+                block = chunks[0] // size * size if chunks else 0
+                return None if peer is None else (peer + rank) % size, [block + (chunk + rank) % size for chunk in chunks]
+            for step, other in zip(algorithm.steps(rank, Setting(size)), first, strict=True):
+                assert (step.send_to, list(step.send)) == moved(other.send_to, other.send)
+                assert (step.recv_from, list(step.recv)) == moved(other.recv_from, other.recv)
 
 
 def test_the_proof_says_what_was_found():
-    assert verify("ring", 8) == (14, 8 * 14, Fraction(14, 8))
-    assert verify("tree", 8) == (6, 14, 3)
+    assert verify("ring", 8) == (14, 8 * 14, Fraction(14, 8), False)
+    assert verify("tree", 8) == (6, 14, 3, True)
+    assert verify("hierarchical", 8, nodes=[0, 0, 1, 1, 2, 2, 3, 3]) == (8, 64, Fraction(14, 8), False)
+    assert verify("multi_ring", 4, rings=[((0, 2, 1, 3), 2)]).rounds == 6
+
+
+def test_which_algorithms_keep_the_order_of_ranks():
+    def ordered(collective, size, root=0):
+        return {name for name in names(collective) if verify(name, size, collective=collective, root=root).ordered}
+
+    trees = {"tree", "recursive_doubling", "rabenseifner", "pipelined_tree"}
+    assert ordered("allreduce", 7) == trees and ordered("allreduce", 8) == trees | {"double_tree"}
+    assert ordered("allreduce", 2) == set(names("allreduce"))
+    assert ordered("reduce", 7) == {"tree", "pipelined_tree"} and ordered("reduce", 7, 3) == {"tree"}
+
+
+def test_order_is_found_in_the_sums_not_in_the_names():
+    """Ranks 0 and 2 first: right for every op that commutes, and no other."""
+    zero = [Step(recv_from=2, recv=one(0), reduce=True), Step(recv_from=1, recv=one(0), reduce=True),
+            Step(1, one(0)), Step(2, one(0))]
+    first = [IDLE, Step(0, one(0)), Step(recv_from=0, recv=one(0)), IDLE]
+    second = [Step(0, one(0)), IDLE, IDLE, Step(recv_from=0, recv=one(0))]
+    assert not prove(given_steps(zero, first, second), Setting(3)).ordered
+    zero[0], zero[1], first, second = zero[1], zero[0], [first[1], IDLE, *first[2:]], [IDLE, second[0], *second[2:]]
+    assert prove(given_steps(zero, first, second), Setting(3)).ordered
 
 
 def changed(algorithm, rank, change):
@@ -102,13 +180,20 @@ def test_everybody_sends_before_anybody_receives():
         for step in RING.schedule(rank, size):
             yield Step(send_to=step.send_to, send=step.send)
             yield Step(recv_from=step.recv_from, recv=step.recv, reduce=step.reduce)
-    rejected(replace(RING, schedule=split), 3, r"waits for ever to send chunk 2 to rank 1, which is in step 0 \(sends to", 0, 0, 2)
+    words = "waits for ever to send chunk 2 to rank 1, which receives nothing in this round"
+    rejected(replace(RING, schedule=split), 3, words, 0, 0, 2)
+
+
+def test_a_receive_that_nobody_sends():
+    lonely = [Step(recv_from=1, recv=one(0), reduce=True)], [IDLE]
+    rejected(given_steps(*lonely), 2, "waits for ever to receive chunk 0 from rank 1, which sends nothing in this round", 0, 0, 0)
 
 
 def test_the_wrong_peer():
-    rejected(first_step(send_to=3), 4, "waits for ever", 1, 0, 0)
+    rejected(first_step(send_to=3), 4, "waits for ever to send chunk 0 to rank 3, which receives from rank 2", 1, 0, 0)
     rejected(first_step(send_to=1), 4, "sends to rank 1, not a peer", 1, 0, 0)
     rejected(first_step(recv_from=9), 4, "receives from rank 9, not a peer", 1, 0, 3)
+    rejected(first_step(recv_from=-4), 4, "receives from rank -4, not a peer", 1, 0, 3)
 
 
 def test_a_stale_copy_over_a_finished_sum():
@@ -126,8 +211,8 @@ def test_an_overwrite_while_sending():
 
 
 def test_an_unequal_number_of_rounds():
-    rejected(changed(RING, 2, lambda steps: steps[:-1]), 4, "has 5 rounds where rank 0 has 6", 2, 5)
-    rejected(changed(RING, 2, lambda steps: [*steps, IDLE]), 4, "has 7 rounds where rank 0 has 6", 2, 6)
+    rejected(changed(RING, 2, lambda steps: steps[:-1]), 4, "has 5 rounds where other ranks have more", 2, 5)
+    rejected(changed(RING, 2, lambda steps: [*steps, IDLE]), 4, "has 6 rounds where other ranks have more", 0, 6)
 
 
 def test_a_step_too_few_on_one_rank():
@@ -135,7 +220,8 @@ def test_a_step_too_few_on_one_rank():
 
 
 def test_a_chunk_out_of_range():
-    rejected(first_step(send=one(4)), 4, "there are 4 chunks", 1, 0, 4)
+    both = [Step(1, one(4), 1, one(4), True)], [Step(0, one(4), 0, one(4), True)]
+    rejected(given_steps(*both), 2, "there are 1 chunks", 1, 0, 4)
 
 
 def test_sending_what_one_does_not_have():
@@ -157,9 +243,13 @@ def test_bits_that_could_differ():
 
 
 def test_arguments():
-    with pytest.raises(ValueError, match="unknown algorithm 'rign' for allreduce; known: ring, tree"):
+    with pytest.raises(ValueError, match=r"unknown algorithm 'rign' for allreduce .did you mean 'ring'..; known: ring, tree"):
         verify("rign", 4)
     with pytest.raises(ValueError, match="unknown collective 'sum'; known: allreduce"):
         verify("ring", 4, collective="sum")
-    with pytest.raises(ValueError, match="size 0"):
-        verify("ring", 0)
+    for wrong, words in (({"size": 0}, "size 0"), ({"size": 4, "root": 4}, "root 4 is not one of 4 ranks"),
+                         ({"size": 4, "pieces": 0}, "pieces 0"), ({"size": 4, "nodes": [0, 1]}, "nodes has 2 entries for 4 ranks"),
+                         ({"size": 3, "rings": [((0, 1, 1), 1)]}, "does not go through each of 3 once"),
+                         ({"size": 2, "rings": [((0, 1), 0)]}, "weight is 0")):
+        with pytest.raises(ValueError, match=words):
+            verify("ring", **wrong)

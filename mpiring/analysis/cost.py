@@ -101,6 +101,12 @@ def setting_for(algorithm: Algorithm, nbytes: int, machine: Machine, ranks: int)
     return Setting(ranks, pieces=pieces, nodes=machine.nodes(ranks), rings=machine.rings_for(ranks))
 
 
+def effort(algorithm: Algorithm, setting: Setting) -> float:
+    """Return about how many seconds it takes to price a schedule here, to warn of hours: 1 us a step, fewer if it is cyclic."""
+    steps = float(algorithm.rounds(setting)) * setting.size
+    return 1e-6 * steps / (15 if algorithm.cyclic else 1)
+
+
 class _Clock:
     """The state of all ranks and links: when the steps of each are over, up to the round taken last."""
 

@@ -10,7 +10,7 @@ from textwrap import wrap
 
 from mpiring.algorithms.registry import Algorithm
 from mpiring.analysis.buckets import ALONE, TimeOf, curve, timer
-from mpiring.analysis.cost import Estimate, simulate
+from mpiring.analysis.cost import Estimate, effort, setting_for, simulate
 from mpiring.analysis.gradients import Model
 from mpiring.analysis.machines import MACHINES, Machine
 from mpiring.commands import options as shared
@@ -26,6 +26,10 @@ examples:
   python -m mpiring simulate --machine ethernet-10g --ranks 64 --bytes 64M --algorithms ring,double_tree
   python -m mpiring simulate --machine ethernet-10g --model resnet50
   python -m mpiring simulate --list"""
+
+
+PATIENCE = 10
+"""Seconds of work for an algorithm that nobody asked for by name."""
 
 
 def parser() -> shared.Parser:
@@ -66,8 +70,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _ranking(options: argparse.Namespace, machine: Machine, ranks: int, chosen: Sequence[Algorithm]) -> str:
     """Return the algorithms from the fastest on."""
-    found = sorted((simulate(algorithm, options.bytes, machine, ranks, dtype=options.dtype) for algorithm in chosen),
-                   key=lambda estimate: estimate.seconds)
+    work = {algorithm: effort(algorithm, setting_for(algorithm, options.bytes, machine, ranks)) for algorithm in chosen}
+    long = [] if options.algorithms else [algorithm for algorithm in chosen if work[algorithm] > PATIENCE]
+    chosen = [algorithm for algorithm in chosen if algorithm not in long]
+    found = sorted(_priced(options, machine, ranks, chosen), key=lambda estimate: estimate.seconds)
     if options.json:
         return show.as_json({"machine": machine.name, "bytes": options.bytes, "ranks": ranks, "collective": options.collective,
                              "dtype": options.dtype, "results": [_record(estimate) for estimate in found]})
@@ -77,7 +83,20 @@ def _ranking(options: argparse.Namespace, machine: Machine, ranks: int, chosen: 
     lines = [show.machine(machine), "", what]
     if options.collective == "allreduce":
         lines.append(textbook(machine, ranks, options.bytes))
-    return "\n".join([*lines, "", show.table(("algorithm", "time", "steps", "busiest link", "idle", "x best"), rows)])
+    lines += ["", show.table(("algorithm", "time", "steps", "busiest link", "idle", "x best"), rows)]
+    if long:
+        took = seconds(sum(work[algorithm] for algorithm in long))
+        lines += ["", *wrap(f"left out: {', '.join(algorithm.name for algorithm in long)}, which would take about {took} to price; "
+                            "--algorithms with their names prices them", shared.WIDTH)]
+    return "\n".join(lines)
+
+
+def _priced(options: argparse.Namespace, machine: Machine, ranks: int, chosen: Sequence[Algorithm]) -> Iterator[Estimate]:
+    """Yield the prices, telling a terminal what is at work."""
+    for algorithm in chosen:
+        shared.progress(f"pricing {algorithm.name}")
+        yield simulate(algorithm, options.bytes, machine, ranks, dtype=options.dtype)
+    shared.progress("")
 
 
 def textbook(machine: Machine, ranks: int, nbytes: int) -> str:

@@ -38,7 +38,7 @@ def test_help(capsys):
 
 
 @pytest.mark.parametrize("line, words", [
-    ("simulat", "unknown command 'simulat' (did you mean 'simulate'?); known: verify, simulate, draw, fit"),
+    ("simulat", "unknown command 'simulat' (did you mean 'simulate'?); known: algorithms, verify, simulate, draw, fit"),
     ("verify rign", "unknown algorithm 'rign' for allreduce (did you mean 'ring'?)"),
     ("verify --collective alreduce", "unknown collective 'alreduce' (did you mean 'allreduce'?)"),
     ("verify ring --all", "--all leaves no algorithm to name"),
@@ -49,7 +49,7 @@ def test_help(capsys):
     ("simulate --machine etherent-10g --bytes 1MB", "did you mean 'ethernet-10g'?"),
     ("simulate --machine dgx2", "--bytes is missing, or --model"),
     ("simulate --bytes 1MB", "--machine is missing; ready-made: p3.16xlarge"),
-    ("simulate --machine dgx2 --bytes much", "'much' is not a size such as 160MB (decimal), 64M or 64MiB (binary), or 4096"),
+    ("simulate --machine dgx2 --bytes much", "'much' is not a size such as 8, 64K, 64KiB (binary) or 160MB (decimal)"),
     ("simulate --machine dgx2 --model resnet5", "did you mean 'resnet50'?"),
     ("simulate --machine pcie --bytes 1MB --ranks 9", "machine pcie: no path between rank 0 and rank 8"),
     ("simulate --machine no.json --bytes 1MB", "no.json: cannot be read: No such file or directory"),

@@ -29,8 +29,8 @@ def programs(algorithm, size, count, segment, memory):
 @pytest.mark.parametrize("memory", MEMORIES, ids=str)
 @pytest.mark.parametrize("key", ALGORITHMS, ids=str)
 def test_streams_match_between_ranks(key, memory):
-    for size in (1, 2, 3, 5, 8):
-        for count in (0, 1, size, 999):
+    for size in (1, 2, 5, 8):
+        for count in (0, size + 1, 399):
             ranks = programs(ALGORITHMS[key], size, count, 16, memory)
             for a in range(size):
                 for b in range(size):
@@ -44,7 +44,7 @@ def test_streams_match_between_ranks(key, memory):
 @pytest.mark.parametrize("key", ALGORITHMS, ids=str)
 def test_scratch_is_a_few_segments(key, memory):
     for size in (2, 3, 8):
-        for program in programs(ALGORITHMS[key], size, 5_000, 16, memory):
+        for program in programs(ALGORITHMS[key], size, 3_000, 16, memory):
             assert all(length <= 16 for length in program.slots + program.host_slots)
             assert len(program.slots) <= 2 * (GROUP + WINDOW) + 2
             assert len(program.host_slots) <= (0 if not memory.staged else 2 * WINDOW + 4)

@@ -22,24 +22,41 @@ CLOSED_PIPE, INTERRUPTED = 141, 130
 """Exit statuses as the shell has them: 128 and the signal's number."""
 
 
+RANKS = "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"
+"""Where launchers put a process's rank."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; return the exit status: 0, 1 for a wrong schedule, 2 for wrong use."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if next((os.environ[name] for name in RANKS if name in os.environ), "0") != "0":
+        return 0                                         # behind an mpirun that is not needed, one process is enough
     try:
         status = _run(arguments)
         sys.stdout.flush()
         return status
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
+    except OSError as error:
+        return _closed() if isinstance(error, BrokenPipeError) else _failed(error)
     except ScheduleError as error:
         return _say(f"wrong schedule: {error}", 1)
     except ValueError as error:
         return _say(str(error), 2)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)     # else the interpreter complains when it flushes at its end
-        return CLOSED_PIPE
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _closed() -> int:
+    """Go on quietly where nobody reads any more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)         # else the interpreter complains when it flushes at its end
+    return CLOSED_PIPE
+
+
+def _failed(error: OSError) -> int:
+    """Say what could not be read or written; what is left of the output goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return _say(f"{error.filename or 'the output'}: {error.strerror}", 2)
 
 
 def _run(arguments: list[str]) -> int:
@@ -51,6 +68,8 @@ def _run(arguments: list[str]) -> int:
         print(f"mpiring {__version__}")
         return 0
     if name not in COMMANDS:
+        if name == "bench":
+            return _say("the bench runs under MPI: mpirun -np 8 python -m mpiring.bench", 2)
         near = get_close_matches(name, COMMANDS, 1, 0.5)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         return _say(f"unknown command {name!r}{hint}; known: {', '.join(COMMANDS)}", 2)

@@ -14,7 +14,6 @@ from mpiring.algorithms import registry
 from mpiring.algorithms.cuts import counts as balanced
 from mpiring.algorithms.registry import COLLECTIVES, Algorithm
 from mpiring.algorithms.setting import Setting
-from mpiring.analysis.verify import prove
 from mpiring.runtime import ops
 from mpiring.runtime.arrays import HOST, Space, shares_elements, wrap
 from mpiring.runtime.channel import Channel, channel_key, channel_of
@@ -247,7 +246,9 @@ def _plan(request: _Request, key: tuple) -> Plan | NativePlan:
         plan = NativePlan(channel, call, operation, request.space, request.send, recv, shares)
     else:
         setting = _setting(channel, algorithm, request, sum(shares) * recv.dtype.itemsize)
-        _check_order(algorithm, setting, operation)
+        if algorithm is request.algorithm:               # the caller's own: wrong sums in silence would be the alternative
+            channel.proof(algorithm, setting)
+        _check_order(channel, algorithm, setting, operation)
         program = _program(channel, algorithm, setting, shares, request, operation)
         plan = Plan(channel, call, program, operation, request.space, request.send, recv)
     plan.own = None
@@ -264,12 +265,12 @@ def _setting(channel: Channel, algorithm: Algorithm, request: _Request, nbytes: 
     return Setting(channel.size, request.root, pieces, tuple(channel.nodes))
 
 
-def _check_order(algorithm: Algorithm, setting: Setting, operation: ops.Operation | None) -> None:
+def _check_order(channel: Channel, algorithm: Algorithm, setting: Setting, operation: ops.Operation | None) -> None:
     """Refuse an op that is not commutative where the algorithm, by its proof, does not keep the order of the ranks."""
-    if operation is None or operation.commutes or prove(algorithm, setting).ordered:
+    if operation is None or operation.commutes or channel.proof(algorithm, setting).ordered:
         return
     others = [registry.find(name, algorithm.collective.name) for name in registry.names(algorithm.collective.name)]
-    keep = [other.name for other in others if prove(other, setting).ordered]
+    keep = [other.name for other in others if channel.proof(other, setting).ordered]
     raise ValueError(f"op is not commutative, and algorithm {algorithm.name!r} reduces in another order than that of the "
                      f"{setting.size} ranks; use one that keeps it: {', '.join([*keep, NATIVE])}")
 
@@ -370,7 +371,9 @@ def _blocks(request: _Request, size: int, rank: int) -> list[int]:
         raise ValueError(f"sendbuf has {request.send.size} elements, but row {rank} of counts has the sum {sum(rows[rank])}")
     if not request.in_place and request.recv.size != sum(column):
         raise ValueError(f"recvbuf has {request.recv.size} elements, but this rank receives {sum(column)}")
-    if request.in_place and column != list(rows[rank]):
-        raise ValueError("sendbuf takes the result, for there is no recvbuf, but this rank sends blocks of "
-                         f"{list(rows[rank])} elements and receives {column}")
+    odd = [(i, j) for i in range(size) for j in range(i) if rows[i][j] != rows[j][i]] if request.in_place else []
+    if odd:                                              # seen on all ranks, so that none is left waiting
+        i, j = odd[0]
+        raise ValueError(f"sendbuf takes the result, for there is no recvbuf, but ranks {j} and {i} send each other blocks of "
+                         f"{rows[j][i]} and {rows[i][j]} elements")
     return [count for row in rows for count in row]

@@ -61,7 +61,7 @@ _VALUES = {
     "k": lambda setting: setting.pieces,
     "r": lambda setting: len(setting.all_rings),
     "H": lambda setting: len(setting.members),
-    "M": lambda setting: max(map(len, setting.members)),
+    "M": lambda setting: setting.largest,
     "s": _busiest,
     "b": lambda setting: sum(number.bit_count() for number in range(setting.size)),
 }

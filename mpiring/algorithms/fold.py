@@ -12,6 +12,7 @@ Source: R. Rabenseifner, "Optimization of collective reduction operations", ICCS
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 
 from mpiring.algorithms.step import IDLE, Step, floor_log2
 from mpiring.algorithms.weave import among, padded
@@ -21,7 +22,6 @@ def folded(rank: int, size: int, whole: range, core: Callable[[int, int], Iterab
     """Run `core(place, power)` among a power of two of the ranks; all chunks are `whole`."""
     power = 1 << floor_log2(size)
     rest = size - power
-    ranks = [*range(0, 2 * rest, 2), *range(2 * rest, size)]
     paired = rank < 2 * rest
     if paired and rank % 2:
         yield Step(send_to=rank - 1, send=whole)
@@ -30,6 +30,12 @@ def folded(rank: int, size: int, whole: range, core: Callable[[int, int], Iterab
         return
     if rest:
         yield Step(recv_from=rank + 1, recv=whole, reduce=True) if paired else IDLE
-    yield from among(ranks, core(rank // 2 if paired else rank - rest, power))
+    yield from among(_at_work(size, rest), core(rank // 2 if paired else rank - rest, power))
     if rest:
         yield Step(send_to=rank + 1, send=whole) if paired else IDLE
+
+
+@lru_cache(maxsize=64)
+def _at_work(size: int, rest: int) -> tuple[int, ...]:
+    """Return the ranks that take part, in the order of their places."""
+    return *range(0, 2 * rest, 2), *range(2 * rest, size)

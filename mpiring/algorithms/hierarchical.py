@@ -20,9 +20,10 @@ from mpiring.algorithms.step import NONE, Step
 from mpiring.algorithms.weave import among, on_chunks, padded, spread
 
 
-def allreduce(rank: int, size: int, members: Sequence[Sequence[int]], places: Sequence[tuple[int, int]]) -> Iterator[Step]:
+def allreduce(rank: int, size: int, members: Sequence[Sequence[int]], places: Sequence[tuple[int, int]], lanes: int,
+              longest: int) -> Iterator[Step]:
     """Reduce the vector onto all: 2(M-1) + 2(H-1) steps on H nodes of up to M ranks."""
-    lanes, longest, hosts = min(map(len, members)), max(map(len, members)), len(members)
+    hosts = len(members)
     node, place = places[rank]
     ranks, count = members[node], len(members[node])
     yield from padded(longest - 1, on_chunks(_lane(lanes, hosts), among(ranks, ring.reduce_scatter(place, count))))

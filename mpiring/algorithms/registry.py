@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from fractions import Fraction
 
 from mpiring.algorithms import (
     bidirectional_ring,
@@ -45,37 +46,6 @@ class Collective:
         return max(len(which(0, setting, chunks)) for which in (self.given, self.wanted))
 
 
-@dataclass(frozen=True)
-class Algorithm:
-    """A schedule for a collective, the number of chunks it works on, and its two cost lines.
-
-    schedule: (rank, size, *needs) -> the rank's steps, one in every round.
-    chunks: (setting) -> the number of chunks that the vector is cut into (for alltoall: those of all ranks together).
-    rounds, sent: (setting) -> the steps of every rank, and what the busiest rank sends, in vectors.
-    use: what it is for.
-    needs: names of Setting's attributes that the schedule takes. One that does not take the root is made for root 0.
-    pieces: (size, bytes, latency in bytes) -> the best number of pieces, for a pipeline.
-    cyclic: rank r's schedule is rank 0's with r added to every peer and chunk, modulo n (chunks in blocks of n).
-    """
-
-    name: str
-    collective: Collective
-    schedule: Callable[..., Iterable[Step]]
-    chunks: Callable[[Setting], int]
-    rounds: Callable[[Setting], object]
-    sent: Callable[[Setting], object]
-    use: str
-    needs: tuple[str, ...] = ()
-    pieces: Callable[[int, int, float], int] | None = None
-    cyclic: bool = False
-
-    def steps(self, rank: int, setting: Setting) -> Iterator[Step]:
-        """Yield one rank's steps."""
-        size, shift = setting.size, 0 if "root" in self.needs else setting.root
-        steps = self.schedule((rank - shift) % size, size, *(getattr(setting, need) for need in self.needs))
-        return among([*range(shift, size), *range(shift)], steps) if shift else iter(steps)
-
-
 def _all(rank: int, setting: Setting, chunks: int) -> range:
     return range(chunks)
 
@@ -111,6 +81,56 @@ COLLECTIVES = {
 
 def _whole(setting: Setting) -> int:
     return 1
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A schedule for a collective, the number of chunks it works on, and its two cost lines.
+
+    collective: a Collective, or the name of one: "allreduce", "reduce_scatter", "allgather", "broadcast", "reduce", "alltoall".
+    schedule: (rank, size, *needs) -> the rank's Steps, one in every round: IDLE where it has nothing to do. A message is sent and
+        received in the same round.
+    chunks: (setting) -> the number of chunks that the vector is cut into, with ids from 0 on (for alltoall: those of all ranks
+        together, src * size + dst); left out: one.
+    rounds, sent: (setting) -> the steps of every rank, and what the busiest rank sends, in vectors; left out: counted.
+    use: what it is for.
+    needs: names of Setting's attributes that the schedule takes. One that does not take the root is made for root 0.
+    pieces: (size, bytes, latency in bytes) -> the best number of pieces, for a pipeline.
+    cyclic: rank r's schedule is rank 0's with r added to every peer and chunk, modulo n (chunks in blocks of n).
+    """
+
+    name: str
+    collective: Collective | str
+    schedule: Callable[..., Iterable[Step]]
+    chunks: Callable[[Setting], int] = _whole
+    rounds: Callable[[Setting], object] | None = None
+    sent: Callable[[Setting], object] | None = None
+    use: str = ""
+    needs: tuple[str, ...] = ()
+    pieces: Callable[[int, int, float], int] | None = None
+    cyclic: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.collective, str):
+            if self.collective not in COLLECTIVES:
+                raise ValueError(unknown("collective", self.collective, COLLECTIVES))
+            object.__setattr__(self, "collective", COLLECTIVES[self.collective])
+        for name, default in (("rounds", self._count_rounds), ("sent", self._count_sent)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
+
+    def _count_rounds(self, setting: Setting) -> int:
+        return sum(1 for _ in self.steps(setting.root, setting))
+
+    def _count_sent(self, setting: Setting) -> Fraction:
+        most = max(sum(len(step.send) for step in self.steps(rank, setting)) for rank in range(setting.size))
+        return Fraction(most, self.collective.vector(setting, self.chunks(setting)))
+
+    def steps(self, rank: int, setting: Setting) -> Iterator[Step]:
+        """Yield one rank's steps."""
+        size, shift = setting.size, 0 if "root" in self.needs else setting.root
+        steps = self.schedule((rank - shift) % size, size, *(getattr(setting, need) for need in self.needs))
+        return among(setting.turned, steps) if shift else iter(steps)
 
 
 def _per_rank(setting: Setting) -> int:
@@ -156,9 +176,9 @@ ALGORITHMS = {
              "long vectors where each neighbour has a link of its own, usable both ways", {"cyclic": True}),
             ("multi_ring", multi_ring.allreduce, lambda setting: setting.size * sum(ring.weight for ring in setting.all_rings),
              "2*(n-1)*r", "2*(n-1)/n", "long vectors on a machine whose links make several rings", {"needs": ("all_rings",)}),
-            ("hierarchical", hierarchical.allreduce, lambda setting: min(map(len, setting.members)) * len(setting.members),
+            ("hierarchical", hierarchical.allreduce, lambda setting: setting.lanes * len(setting.members),
              "2*(M-1) + 2*(H-1)", "2*(n-1)/n", "several ranks on each of several nodes: each link between nodes carries least",
-             {"needs": ("members", "places")}),
+             {"needs": ("members", "places", "lanes", "largest")}),
         ),
         *_entries(
             "reduce_scatter",

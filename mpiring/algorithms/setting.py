@@ -63,6 +63,21 @@ class Setting:
         return [found[rank] for rank in range(self.size)]
 
     @cached_property
+    def lanes(self) -> int:
+        """The ranks of the smallest node."""
+        return min(map(len, self.members))
+
+    @cached_property
+    def largest(self) -> int:
+        """The ranks of the largest node."""
+        return max(map(len, self.members))
+
+    @cached_property
+    def turned(self) -> list[int]:
+        """The rank at every place, counted from the root on."""
+        return [*range(self.root, self.size), *range(self.root)]
+
+    @cached_property
     def all_rings(self) -> tuple[Ring, ...]:
         """The rings given, or two of equal weight that use different links where there are enough ranks."""
         if self.rings:

@@ -23,6 +23,9 @@ ALONE = 0
 """The size of a bucket that holds one gradient."""
 
 
+NEAR = 1e-3
+
+
 class Exposure(NamedTuple):
     """Times in seconds: backward with what follows it, backward alone, all communication, and what of it follows backward."""
 
@@ -75,6 +78,15 @@ def curve(gradients: Sequence[Gradient], time_of: TimeOf, bucket_sizes: Iterable
     """Return what each size of bucket leads to; left out, `sizes` of the model."""
     chosen = sizes(sum(gradient.nbytes for gradient in gradients)) if bucket_sizes is None else bucket_sizes
     return [(bucket, exposed(gradients, bucket, time_of)) for bucket in chosen]
+
+
+def best(points: Sequence[tuple[int, Exposure]]) -> int:
+    """Return the largest size whose exposed time is the least, give or take a thousandth of backward.
+
+    The largest, for each call costs the program itself something, which is not in the price.
+    """
+    least = min(found.exposed for _, found in points)
+    return max(bucket for bucket, found in points if found.exposed <= least + NEAR * found.compute)
 
 
 def timer(algorithms: Sequence[Algorithm], machine: Machine, ranks: int | None = None) -> TimeOf:

@@ -196,6 +196,8 @@ class Machine:
 def with_ranks_per_node(machine: Machine, count: int) -> Machine:
     """Return the machine with `count` ranks on each node; ports that a node's ranks share are shared by all of them."""
     before = machine.levels[0].group
+    if machine.levels[0].wires is not None and count != before:
+        raise ValueError(f"machine {machine.name}: its {before} ranks are joined by wires, so there cannot be {count} on a node")
     inner = replace(machine.levels[0], group=count)
     if len(machine.levels) == 1:
         return replace(machine, levels=(inner,), ranks=count)
@@ -319,6 +321,8 @@ def find_machine(name: str) -> Machine:
             return from_json(Path(name).read_text(), name)
         except OSError as error:
             raise ValueError(f"{name}: cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise ValueError(f"{name}: not JSON: it is no text") from None
     if name not in MACHINES:
         raise ValueError(unknown("machine", name, MACHINES, " (nor a path that ends in .json)"))
     return MACHINES[name]
@@ -338,16 +342,15 @@ def from_json(text: str, where: str = "machine") -> Machine:
     """Read a machine from to_json's text; ValueError names `where` and the key at fault."""
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: not JSON: {error}") from None
     data = _keys(Machine, data, where)
     data["levels"] = tuple(_level(level, f"{where}: levels[{index}]") for index, level in enumerate(_list(data, "levels", where)))
     data["rings"] = tuple(_ring(ring, f"{where}: rings[{index}]") for index, ring in enumerate(_list(data, "rings", where)))
-    if not isinstance(data["gamma"], dict):
-        raise ValueError(f"{where}: key 'gamma' is not an object of dtypes and times")
+    data["gamma"] = data["gamma"] if isinstance(data["gamma"], dict) else {"default": data["gamma"]}
     try:
         return Machine(**data)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{where}: {error}") from None
 
 
@@ -356,14 +359,17 @@ def _keys(kind: type, data: object, where: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ValueError(f"{where}: not an object")
     names = [entry.name for entry in fields(kind)]
-    needed = {"name", "levels", "gamma", "ranks"} if kind is Machine else {"name", "group", "alpha", "beta"}
+    needed = ("name", "levels", "ranks") if kind is Machine else ("name", "alpha", "beta")
+    usual = {"gamma": 0.0} if kind is Machine else {"group": None}
     for key in data:
         if key not in names:
             raise ValueError(f"{where}: {unknown('key', key, names)}")
-    for key in names:
-        if key in needed and key not in data:
-            raise ValueError(f"{where}: key {key!r} is missing")
-    return dict(data)
+    if missing := [repr(key) for key in needed if key not in data]:
+        raise ValueError(f"{where}: key {', '.join(missing)} is missing")
+    for key, kinds in (("name", str), ("about", str), ("sources", dict)):
+        if not isinstance(data.get(key, kinds()), kinds):
+            raise ValueError(f"{where}: key {key!r} is {data[key]!r}, not {'text' if kinds is str else 'an object'}")
+    return {**usual, **data}
 
 
 def _list(data: dict[str, Any], key: str, where: str) -> list:
@@ -384,7 +390,7 @@ def _level(data: object, where: str) -> Level:
             raise ValueError(f"{where}: key 'wires' is not an object such as {{\"0-1\": 2}}")
     try:
         return Level(**data)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{where}: {error}") from None
 
 

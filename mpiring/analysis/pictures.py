@@ -7,7 +7,7 @@ from typing import Any
 
 from mpiring.algorithms.registry import Algorithm
 from mpiring.algorithms.setting import Setting
-from mpiring.analysis.buckets import Exposure
+from mpiring.analysis.buckets import Exposure, best
 from mpiring.analysis.cost import Estimate, Message, setting_for, simulate
 from mpiring.analysis.draw import Move, chunk_names, headline, moves, summary
 from mpiring.analysis.machines import Machine
@@ -30,6 +30,7 @@ def steps(path: str, algorithm: Algorithm, setting: Setting) -> None:
     ScheduleError for a wrong schedule.
     """
     plt = _plotter(path)
+    _check_size(algorithm, setting)
     proof = prove(algorithm, setting)
     _check_messages(proof.messages)
     rounds = [moves(steps) for steps in replay(algorithm, setting)]
@@ -179,6 +180,8 @@ def times(path: str, algorithms: Sequence[Algorithm], nbytes: int, machine: Mach
 
     Raises ValueError as steps does, and as simulate does.
     """
+    if most < 2:
+        raise ValueError(f"{most} ranks: there is nothing to compare below 2")
     plt = _plotter(path)
     counts = [2 ** power for power in range(1, 31) if 2 ** power < most] + [most]
     lines: dict[str, list[float]] = {}
@@ -213,10 +216,11 @@ def exposed(path: str, curves: Mapping[str, Sequence[tuple[int, Exposure]]], tit
     figure, axes = plt.subplots(figsize=(9.5, 5.2), layout="constrained")
     for number, (name, points) in enumerate(curves.items()):
         sized = [(nbytes, found.exposed) for nbytes, found in points if nbytes]
-        best = min(sized, key=lambda point: point[1])
+        found = best([point for point in points if point[0]])
+        mark = found, dict(sized)[found]
         look = _look(number)
-        axes.plot(*zip(*sized), **look, label=f"{name}\n  best: {binary(best[0])}, {seconds(best[1])}")
-        axes.plot(*best, marker="o", markersize=11, fillstyle="none", color=look["color"], markeredgewidth=1.5)
+        axes.plot(*zip(*sized), **look, label=f"{name}\n  best: {binary(mark[0])}, {seconds(mark[1])}")
+        axes.plot(*mark, marker="o", markersize=11, fillstyle="none", color=look["color"], markeredgewidth=1.5)
     sizes = sorted({nbytes for points in curves.values() for nbytes, _ in points if nbytes})
     axes.set(xscale="log", xlabel="bucket size", ylabel="time not hidden behind backward")
     if all(found.exposed for points in curves.values() for _, found in points):
@@ -254,6 +258,12 @@ def _save(plt: Any, figure: Any, path: str) -> None:
             plt.close(figure)
 
 
+def _check_size(algorithm: Algorithm, setting: Setting) -> None:
+    """Refuse at once what would take long to refuse."""
+    if (steps := int(algorithm.rounds(setting)) * setting.size) > 100 * MOST_MESSAGES:
+        raise ValueError(f"a picture of {steps:,} steps cannot be read; fewer ranks can")
+
+
 def _check_messages(count: int) -> None:
     if count > MOST_MESSAGES:
         raise ValueError(f"a picture of {count:,} messages cannot be read, more than {MOST_MESSAGES:,}: take fewer ranks or pieces")
@@ -286,7 +296,8 @@ def _log_ticks(axes: Any, write: Callable[[float], str]) -> None:
 
     axes.minorticks_off()
     if axes.get_yscale() == "log":
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        low, high = axes.get_ylim()
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 8 * low else (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8)))
     axes.yaxis.set_major_formatter(lambda value, _: write(value))
 
 

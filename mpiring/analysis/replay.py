@@ -11,6 +11,8 @@ from mpiring.algorithms.step import Chunks, Step
 from mpiring.errors import ScheduleError
 
 Round = tuple[Step, ...]
+KINDS = (range, tuple)
+"""What chunk ids come in."""
 
 
 def replay(algorithm: Algorithm, setting: Setting) -> Iterator[Round]:
@@ -30,15 +32,21 @@ def _meet(steps: Round) -> bool:
     """Tell whether every receive has its send; if there are as many sends, they all have their receives as well."""
     sends = receives = 0
     try:
-        for rank, (send_to, _, recv_from, recv, _) in enumerate(steps):
+        for rank, (send_to, send, recv_from, recv, _) in enumerate(steps):
             if recv_from is not None:
                 receives += 1
                 peer = steps[recv_from]
-                if peer[0] != rank or peer[1] != recv or recv_from < 0 or recv_from == rank:
+                if peer[0] != rank or recv_from < 0 or recv_from == rank or type(recv) not in KINDS:
                     return False
+                if peer[1] != recv and not _same(peer[1], recv):
+                    return False
+            elif recv:
+                return False
             if send_to is not None:
                 sends += 1
-    except (TypeError, IndexError):         # a rank that has no step here, a peer that is none
+            elif send:
+                return False
+    except (TypeError, ValueError, IndexError):         # a rank that has no step here, what is no Step, a peer that is none
         return False
     return sends == receives
 
@@ -48,7 +56,13 @@ def _explain(index: int, steps: Round) -> None:
     for rank, step in enumerate(steps):
         if step is None:
             raise ScheduleError(f"has {index} rounds where other ranks have more", rank, index)
+        if not isinstance(step, Step):
+            raise ScheduleError(f"yields {step!r}, which is no Step", rank, index)
         for word, peer, chunks in (("sends to", step.send_to, step.send), ("receives from", step.recv_from, step.recv)):
+            if peer is None and chunks:
+                raise ScheduleError(f"{word} nobody {ids(chunks)}", rank, index, first(chunks))
+            if peer is not None and type(chunks) not in KINDS:
+                raise ScheduleError(f"{word} rank {peer} chunks {chunks!r}, neither a range nor a tuple of ids", rank, index)
             if peer is not None and (peer == rank or not 0 <= peer < len(steps)):
                 raise ScheduleError(f"{word} rank {peer}, not a peer among {len(steps)} ranks", rank, index, first(chunks))
     for rank, step in enumerate(steps):
@@ -57,7 +71,7 @@ def _explain(index: int, steps: Round) -> None:
             if peer.recv_from != rank:
                 raise ScheduleError(f"waits for ever to send {ids(step.send)} to rank {step.send_to}, which {_receives(peer)} in "
                                     "this round", rank, index, first(step.send))
-            if peer.recv != step.send:
+            if not _same(peer.recv, step.send):
                 raise ScheduleError(f"receives {ids(peer.recv)} from rank {rank}, which sends {ids(step.send)}", step.send_to,
                                     index, first(peer.recv))
         if step.recv_from is not None:
@@ -65,6 +79,11 @@ def _explain(index: int, steps: Round) -> None:
             if peer.send_to != rank:
                 raise ScheduleError(f"waits for ever to receive {ids(step.recv)} from rank {step.recv_from}, which {_sends(peer)} "
                                     "in this round", rank, index, first(step.recv))
+
+
+def _same(some: Chunks, others: Chunks) -> bool:
+    """Tell whether a range and a tuple, say, are of the same chunks."""
+    return tuple(some) == tuple(others)
 
 
 def _receives(step: Step) -> str:

@@ -30,8 +30,8 @@ def verify(algorithm: str | Algorithm, size: int, *, collective: str = "allreduc
     """Prove an algorithm for `size` ranks, or raise ScheduleError with the rank, step and chunk at fault.
 
     Proven are: every message meets its receive; no rank waits for ever, even if MPI buffers nothing; every contribution is in
-    every result exactly once; no chunk is overwritten while it is being sent; all ranks that get a chunk get the same bits: the
-    same sums of the same terms, with the same operands on the left.
+    every result exactly once; no chunk is overwritten while it is being sent; nobody gets a finished sum twice; all ranks that
+    get a chunk get the same bits: the same sums of the same terms, with the same operands on the left.
 
     algorithm: a name of the registry, looked up for `collective`, or an Algorithm.
     root, pieces, nodes, rings: for the algorithms that look at them; see Setting.
@@ -49,9 +49,10 @@ def prove(algorithm: Algorithm, setting: Setting) -> Proof:
     given = algorithm.collective.given
     held: list[dict[int, Value]] = [dict.fromkeys(given(rank, setting, chunks), (1 << rank, rank, rank + 1, rank))
                                     for rank in range(setting.size)]
+    finished = (1 << setting.size) - 1 if algorithm.collective.reduces else 0
     rounds, messages, sent = 0, 0, [0] * setting.size
     for steps in replay(algorithm, setting):
-        for rank, chunk, value in _arrivals(rounds, steps, chunks, held):
+        for rank, chunk, value in _arrivals(rounds, steps, chunks, held, finished):
             held[rank][chunk] = value
         for rank, step in enumerate(steps):
             if step[0] is not None:
@@ -74,14 +75,21 @@ Value = tuple[int, float, float, "int | tuple"]
 NOWHERE = float("nan")
 
 
-def _arrivals(index: int, steps: Round, chunks: int, held: list[dict[int, Value]]) -> list[tuple[int, int, Value]]:
-    """Return what a round brings: rank, chunk and value. What a step sends is what the rank held when the step began."""
+def _arrivals(index: int, steps: Round, chunks: int, held: list[dict[int, Value]], finished: int) -> list[tuple[int, int, Value]]:
+    """Return what a round brings: rank, chunk and value. What a step sends is what the rank held when the step began.
+
+    `finished`: the bits of all ranks, where sums are made. Who finishes a sum may have to divide it, and must know that it did.
+    """
     found = []
     for rank, (send_to, send, peer, recv, reduce) in enumerate(steps):
         if peer is None:
             continue
-        if not reduce and send_to is not None and (both := set(send).intersection(recv)):
-            raise ScheduleError("overwrites a chunk while it is being sent", rank, index, min(both))
+        if len(recv) > 1 and len(set(recv)) < len(recv):
+            raise ScheduleError("receives a chunk twice in one message", rank, index, max(recv, key=recv.count))
+        if send_to is not None and (not reduce or tuple(send) != tuple(recv)) and (both := set(send).intersection(recv)):
+            what = "sends a chunk and adds to it in one step, at another place of the message" if reduce else \
+                "overwrites a chunk while it is being sent"
+            raise ScheduleError(what, rank, index, min(both))
         there, here = held[peer], held[rank]
         for chunk in recv:
             if not 0 <= chunk < chunks:
@@ -97,6 +105,8 @@ def _arrivals(index: int, steps: Round, chunks: int, held: list[dict[int, Value]
                 if value is None:
                     raise ScheduleError(f"adds the contribution of {_names(there[chunk][0] & own[0])} a second time", rank, index,
                                         chunk)
+            elif finished and value[0] == finished == here.get(chunk, (0,))[0]:
+                raise ScheduleError("gets a copy of a finished sum that it has already", rank, index, chunk)
             found.append((rank, chunk, value))
     return found
 

@@ -23,8 +23,8 @@ DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"
 COMPARED = ("ring", "tree", NATIVE)
 """What an allreduce is measured with where nothing else is asked for."""
 
-EPILOG = """An algorithm may also be FILE.py:FUNCTION, a function (buf, comm) of yours that sums in place, to compare it with the
-others. Bandwidths are in GB/s (1e9 bytes): algbw = bytes / time, busbw = what a link carries: 2(n-1)/n * algbw for allreduce,
+EPILOG = """An algorithm may also be FILE.py:NAME: a function (buf, comm) of yours that sums in place, or an mpiring.Algorithm.
+ Bandwidths are in GB/s (1e9 bytes): algbw = bytes / time, busbw = what a link carries: 2(n-1)/n * algbw for allreduce,
 algbw for broadcast and reduce, (n-1)/n * algbw for the others. xnative = native's median over this one's: above 1 is faster than
 the MPI library. Exit status: 0, 1 when an element is wrong, 2 for a wrong command line or launcher."""
 

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 import mpiring
 from mpiring.algorithms.cuts import cuts
-from mpiring.algorithms.registry import COLLECTIVES
+from mpiring.algorithms.registry import COLLECTIVES, Algorithm
 from mpiring.bench import inputs
 from mpiring.runtime import ops
 
@@ -86,6 +86,8 @@ def bind(name: str, buffers: Buffers) -> Callable[[], object]:
     recv = None if buffers.inplace else buffers.recv
     if ":" in name:
         function, comm = _load(name), buffers.comm
+        if isinstance(function, Algorithm):
+            return lambda: mpiring.allreduce(buffers.send, recv, op=ops.NAMES[buffers.op], comm=comm, algorithm=function)
 
         def run() -> None:
             if not buffers.inplace:

@@ -6,7 +6,7 @@ import argparse
 import shutil
 from collections.abc import Sequence
 
-from mpiring.algorithms.registry import Algorithm, find
+from mpiring.algorithms.registry import Algorithm
 from mpiring.analysis import pictures
 from mpiring.analysis.buckets import curve, timer
 from mpiring.analysis.draw import text
@@ -34,7 +34,8 @@ PIECES = 3
 def parser() -> shared.Parser:
     """Return the command line."""
     made = shared.Parser("draw", "Draw a schedule: as text, or with --out as a picture; and pictures of what it costs.", EPILOG)
-    made.add_argument("algorithm", nargs="?", metavar="ALGORITHM", help="a name")
+    made.add_argument("algorithm", nargs="?", metavar="ALGORITHM",
+                      help="a name, or FILE.py:NAME for an mpiring.Algorithm of your own")
     made.add_argument("--ranks", type=shared.a_number, metavar="N", help="(default 8, or the machine's; for ranks: up to 64)")
     shared.add_collective(made)
     shared.add_layout(made)
@@ -96,7 +97,7 @@ def _one(options: argparse.Namespace) -> Algorithm:
     if options.algorithm is None:
         known = ", ".join(algorithm.name for algorithm in shared.algorithms([], options.collective))
         raise ValueError(f"which algorithm? {options.collective} has {known}")
-    return find(options.algorithm, options.collective)
+    return shared.algorithm(options.algorithm, options.collective)
 
 
 def _several(options: argparse.Namespace) -> Sequence[Algorithm]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from mpiring.analysis.fit import Fit, Prediction, fit, read_bench, shape_of
 from mpiring.analysis.machines import to_json
@@ -19,6 +20,10 @@ example:
   mpirun -np 8 python -m mpiring.bench --json bench.json
   python -m mpiring fit bench.json --out mine.json
   python -m mpiring simulate --machine mine.json --bytes 64M"""
+
+
+POOR = 0.25
+"""A median error above which a fit is not to be relied on."""
 
 
 def parser() -> shared.Parser:
@@ -44,6 +49,8 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"{options.out!r} does not end in .json")
     held = [_held(entry, bench.points) for entry in options.hold_out] if options.hold_out else None
     found = fit(bench.points, shape, hold_out=held)
+    about = f"fitted to {options.bench}: median error {found.median_error:.0%}, worst {found.worst_error:.0%}"
+    found = replace(found, machine=replace(found.machine, about=about))
     if options.out:
         shared.write(options.out, to_json(found.machine))
     print(show.as_json(_record(found)) if options.json else "\n".join(_lines(found, options)))
@@ -71,6 +78,8 @@ def _lines(found: Fit, options: argparse.Namespace) -> Iterator[str]:
     yield ""
     yield (f"{count(len(found.judged), 'point')} {'held out' if any(entry.held_out for entry in found.points) else 'fitted'}: "
            f"median error {found.median_error:.1%}, worst {found.worst_error:.1%}")
+    if found.median_error > POOR or found.worst_error > 2 * POOR:
+        yield "WARNING: this machine foretells poorly: were there more ranks than cores, or sizes at which other things count?"
     yield from _rankings(found)
     if options.out:
         yield f"wrote {options.out}"

@@ -6,7 +6,9 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
+from runpy import run_path
 from textwrap import fill
 from typing import Any, NoReturn
 
@@ -16,7 +18,9 @@ from mpiring.analysis.gradients import Model, known, load
 from mpiring.analysis.machines import Machine, find_machine, with_ranks_per_node
 from mpiring.units import parse_size
 
-MOST_RANKS = 1 << 20
+MOST_RANKS, MOST_BYTES = 1 << 20, 1 << 50
+DTYPES = ("float32", "float64", "float16", "bfloat16", "longdouble", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
+          "uint64", "bool", "complex64", "complex128", "clongdouble")
 WIDTH = 110
 """Characters in a line of text."""
 
@@ -61,7 +65,9 @@ def add_machine(parser: Parser, needed: bool) -> None:
 
 def add_algorithms(parser: Parser) -> None:
     """Add --algorithms."""
-    parser.add_argument("--algorithms", type=a_list, default=[], metavar="LIST", help="names with commas between (default: all)")
+    parser.add_argument("--algorithms", type=a_list, default=[], metavar="LIST",
+                        help="names with commas between, or FILE.py:NAME for an mpiring.Algorithm of your own (default: all; for "
+                        "buckets those that are quick to price)")
 
 
 def find_machine_or_say(text: str) -> Machine:
@@ -79,6 +85,13 @@ def models() -> str:
     return ", ".join(known())
 
 
+def a_dtype(text: str) -> str:
+    """Parse a dtype's name."""
+    if text not in DTYPES:
+        raise argparse.ArgumentTypeError(unknown("dtype", text, DTYPES))
+    return text
+
+
 def a_collective(text: str) -> str:
     """Parse a collective's name."""
     if text not in COLLECTIVES:
@@ -88,7 +101,10 @@ def a_collective(text: str) -> str:
 
 def a_size(text: str) -> int:
     """Parse bytes."""
-    return _said(parse_size, text)
+    nbytes = _said(parse_size, text)
+    if nbytes > MOST_BYTES:
+        raise argparse.ArgumentTypeError(f"{text!r} is too large: {MOST_BYTES >> 40} TiB are the most")
+    return nbytes
 
 
 def a_number(text: str) -> int:
@@ -101,8 +117,10 @@ def _natural(text: str) -> int:
 
 
 def _whole(text: str, least: int) -> int:
-    if not re.fullmatch(r"\d{1,9}", text) or int(text) < least:
+    if not re.fullmatch(r"\d+", text) or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
+    if int(text) > MOST_RANKS:
+        raise argparse.ArgumentTypeError(f"{text!r} is too large: {MOST_RANKS} is the most")
     return int(text)
 
 
@@ -110,9 +128,11 @@ def many_ranks(text: str) -> list[int]:
     """Parse numbers of ranks: 8, 2-64, or 3,5,7."""
     found: set[int] = set()
     for part in text.split(","):
-        match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", part.strip())
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-        if not 1 <= first <= last <= MOST_RANKS:
+        if last > MOST_RANKS:
+            raise argparse.ArgumentTypeError(f"{text!r} is too large: {MOST_RANKS} ranks are the most")
+        if not 1 <= first <= last:
             raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks such as 8, 2-64 or 3,5,7")
         found.update(range(first, last + 1))
     return sorted(found)
@@ -120,7 +140,24 @@ def many_ranks(text: str) -> list[int]:
 
 def algorithms(chosen: Iterable[str], collective: str) -> list[Algorithm]:
     """Return the algorithms named, each once; all of the collective where none is. ValueError gives the nearest name."""
-    return [find(name, collective) for name in dict.fromkeys(chosen)] or [find(name, collective) for name in names(collective)]
+    named = [name for entry in chosen for name in entry.split(",") if name]
+    return [algorithm(name, collective) for name in dict.fromkeys(named or names(collective))]
+
+
+def algorithm(name: str, collective: str) -> Algorithm:
+    """Return an algorithm by name, or your own from FILE.py:NAME."""
+    return _own(*name.rsplit(":", 1)) if ".py:" in name else find(name, collective)
+
+
+@cache
+def _own(path: str, name: str) -> Algorithm:
+    try:
+        found = run_path(path).get(name)
+    except Exception as error:
+        raise ValueError(f"{path}: {type(error).__name__}: {error}") from None
+    if not isinstance(found, Algorithm):
+        raise ValueError(f"{path} has no mpiring.Algorithm {name}")
+    return found
 
 
 def a_list(text: str) -> list[str]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from textwrap import wrap
 
 from mpiring.algorithms.registry import Algorithm
-from mpiring.analysis.buckets import ALONE, TimeOf, curve, timer
+from mpiring.analysis.buckets import ALONE, TimeOf, best, curve, timer
 from mpiring.analysis.cost import Estimate, effort, setting_for, simulate
 from mpiring.analysis.gradients import Model
-from mpiring.analysis.machines import MACHINES, Machine
+from mpiring.analysis.machines import MACHINES, Machine, to_json
 from mpiring.commands import options as shared
 from mpiring.commands import show
 from mpiring.units import binary, count, rate, seconds, size
@@ -20,6 +21,11 @@ from mpiring.units import binary, count, rate, seconds, size
 EPILOG = """A price is what the schedule takes with a latency (alpha) and a time for each byte (beta) on every link, with links
 that messages share, and with a time for each byte reduced (gamma). What a call costs the program itself is not in it.
 MB is 1000**2 bytes, MiB and M are 1024**2.
+
+A machine of your own is a JSON file; times are in seconds, group is how many ranks a level joins (left out: all):
+  {"name": "mine", "ranks": 16, "gamma": 1e-10, "levels": [
+    {"name": "node", "group": 4, "alpha": 2e-6, "beta": 1e-10},
+    {"name": "network", "alpha": 2e-5, "beta": 1e-9, "ranks_per_port": 4}]}
 
 examples:
   python -m mpiring simulate --machine p3.16xlarge --bytes 160MB
@@ -42,10 +48,11 @@ def parser() -> shared.Parser:
     made.add_argument("--per-node", type=shared.a_number, metavar="K", help="ranks on each node (default: the machine's)")
     shared.add_collective(made)
     shared.add_algorithms(made)
-    made.add_argument("--dtype", default="float32", help="for gamma (default float32)")
+    made.add_argument("--dtype", type=shared.a_dtype, default="float32", help="for gamma (default float32)")
     made.add_argument("--model", type=shared.a_model, metavar="NAME",
                       help=f"a model's gradients instead of one vector: {shared.models()}")
     made.add_argument("--list", action="store_true", help="show the ready-made machines, their figures and sources")
+    made.add_argument("--export", metavar="FILE.json", help="write --machine as JSON, to be changed and given as --machine")
     shared.add_json(made)
     return made
 
@@ -53,10 +60,15 @@ def parser() -> shared.Parser:
 def run(options: argparse.Namespace) -> int:
     """Print what the options ask for."""
     if options.list:
-        print("\n\n".join(map(_listed, MACHINES.values())))
+        every = [json.loads(to_json(machine)) for machine in MACHINES.values()] if options.json else MACHINES.values()
+        print(show.as_json(every) if options.json else "\n\n".join(map(_listed, every)))
         return 0
     if options.machine is None:
         raise ValueError(f"--machine is missing; ready-made: {', '.join(MACHINES)}")
+    if options.export:
+        shared.write(options.export, to_json(shared.on_nodes(options.machine, options.per_node)))
+        print(f"wrote {options.export}")
+        return 0
     if options.bytes is None and options.model is None:
         raise ValueError("--bytes is missing, or --model")
     if options.model and options.collective != "allreduce":
@@ -81,8 +93,8 @@ def _ranking(options: argparse.Namespace, machine: Machine, ranks: int, chosen: 
              f"{entry.seconds / found[0].seconds:.2f}" if found[0].seconds else "1.00") for entry in found]
     what = f"{options.collective} of {binary(options.bytes)}, {options.dtype}, on {count(ranks, 'rank')}"
     lines = [show.machine(machine), "", what]
-    if options.collective == "allreduce":
-        lines.append(textbook(machine, ranks, options.bytes))
+    if options.collective == "allreduce" and ranks > 1:
+        lines += wrap(textbook(machine, ranks, options.bytes), shared.WIDTH)
     lines += ["", show.table(("algorithm", "time", "steps", "busiest link", "idle", "x best"), rows)]
     if long:
         took = seconds(sum(work[algorithm] for algorithm in long))
@@ -104,8 +116,9 @@ def textbook(machine: Machine, ranks: int, nbytes: int) -> str:
     here = replace(machine, ranks=ranks, rings=machine.rings_for(ranks))
     beta, took = here.spanning(ranks).beta, here.textbook(nbytes)
     links = round(2 * nbytes * beta / took) if took else 1
+    inside = ", and lets every byte cross the outermost level" if here.spanning(ranks) is not here.levels[0] else ""
     return (f"textbook: 2 * {binary(nbytes)} / ({count(links, 'link')} * {rate(beta)}) = {seconds(took)}, which takes (n-1)/n as 1 "
-            "and leaves latency out")
+            f"and leaves latency out{inside}")
 
 
 def _record(estimate: Estimate) -> dict:
@@ -124,10 +137,10 @@ def _buckets(options: argparse.Namespace, machine: Machine, ranks: int, chosen: 
     if options.json:
         return show.as_json({"machine": machine.name, "model": model.name, "ranks": ranks, "algorithms": [a.name for a in chosen],
                              "results": [{"bucket_bytes": bucket, **found._asdict()} for bucket, found in points]})
-    best = min(points, key=lambda point: (point[1].exposed, point[1].buckets))[0]
+    found_best = best(points)
     rows = [("alone" if bucket == ALONE else "whole model" if bucket == points[-1][0] else binary(bucket), found.buckets,
              seconds(found.communication), seconds(found.exposed), f"{found.exposed / found.compute:.1%}",
-             "<- best" if bucket == best else "") for bucket, found in points]
+             "<- best" if bucket == found_best else "") for bucket, found in points]
     return "\n".join([show.machine(machine), "", *_about(model, ranks, chosen), "",
                       show.table(("bucket", "buckets", "communication", "exposed", "of backward", ""), rows, left=(0, 5))])
 

@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from fractions import Fraction
 from typing import NamedTuple
 
-from mpiring.algorithms.registry import ALGORITHMS, Algorithm
+from mpiring.algorithms.registry import ALGORITHMS, COLLECTIVES, names
 from mpiring.algorithms.setting import Setting
 from mpiring.analysis.verify import Proof, prove
 from mpiring.commands import options as shared
@@ -33,7 +33,8 @@ def parser() -> shared.Parser:
     """Return the command line."""
     made = shared.Parser("verify", "Prove algorithms for given numbers of ranks, from their schedules alone. No MPI is started.",
                          EPILOG)
-    made.add_argument("algorithms", nargs="*", metavar="ALGORITHM", help="names (default: all of the collective)")
+    made.add_argument("algorithms", nargs="*", metavar="ALGORITHM", help="names, or FILE.py:NAME for an mpiring.Algorithm of "
+                      "your own (default: all of the collective)")
     shared.add_collective(made)
     made.add_argument("--all", action="store_true", help="every algorithm of every collective")
     made.add_argument("--ranks", type=shared.many_ranks, default=[8], metavar="LIST", help="8, 2-64 or 3,5,7 (default 8)")
@@ -66,8 +67,7 @@ class Outcome(NamedTuple):
 def run(options: argparse.Namespace) -> int:
     """Prove, print, and return 1 where a schedule is wrong."""
     sizes = sorted({*options.ranks, *(drawn(options.draw, options.seed) if options.draw else ())})
-    tasks = [Task(algorithm.name, algorithm.collective.name, shared.setting(ranks, options, options.pieces))
-             for algorithm in _chosen(options) for ranks in sizes]
+    tasks = [Task(*chosen, shared.setting(ranks, options, options.pieces)) for chosen in _chosen(options) for ranks in sizes]
     outcomes = list(_progress(prove_all(tasks, options.jobs), len(tasks)))
     if options.json:
         print(as_json([_record(outcome) for outcome in outcomes]))
@@ -79,12 +79,14 @@ def run(options: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
-def _chosen(options: argparse.Namespace) -> Sequence[Algorithm]:
+def _chosen(options: argparse.Namespace) -> Sequence[tuple[str, str]]:
+    """Return names, or FILE.py:NAME, each with its collective; an own algorithm brings its own."""
     if not options.all:
-        return shared.algorithms(options.algorithms, options.collective)
+        named = [name for entry in options.algorithms for name in entry.split(",") if name] or names(options.collective)
+        return [(name, shared.algorithm(name, options.collective).collective.name) for name in dict.fromkeys(named)]
     if options.algorithms:
         raise ValueError("--all leaves no algorithm to name")
-    return list(ALGORITHMS.values())
+    return [(name, collective) for collective, name in ALGORITHMS]
 
 
 def drawn(number: int, seed: int) -> list[int]:
@@ -110,7 +112,7 @@ def prove_all(tasks: Sequence[Task], jobs: int) -> Iterator[Outcome]:
 def attempt(task: Task) -> Outcome:
     """Make a proof."""
     try:
-        return Outcome(task, prove(ALGORITHMS[task.collective, task.algorithm], task.setting))
+        return Outcome(task, prove(shared.algorithm(task.algorithm, task.collective), task.setting))
     except ScheduleError as error:
         return Outcome(task, None, str(error))
 
@@ -153,7 +155,7 @@ def _figure(value: int | Fraction) -> str:
 
 def _order(outcomes: Sequence[Outcome]) -> str:
     """Say for which sizes sums keep the order of the ranks; of a collective that does not reduce, nothing."""
-    if not ALGORITHMS[outcomes[0].task.collective, outcomes[0].task.algorithm].collective.reduces:
+    if not COLLECTIVES[outcomes[0].task.collective].reduces:
         return "-"
     kept = [outcome.task.setting.size for outcome in outcomes if outcome.proof.ordered]
     return "yes" if len(kept) == len(outcomes) else f"at {_numbers(kept)}" if kept else "no"

@@ -10,6 +10,9 @@ from typing import Any
 
 from mpi4py import MPI
 
+from mpiring.algorithms.registry import Algorithm
+from mpiring.algorithms.setting import Setting
+from mpiring.analysis.verify import Proof, prove
 from mpiring.runtime.arrays import Space
 from mpiring.runtime.launcher import wrong_launcher
 from mpiring.runtime.topology import nodes
@@ -54,6 +57,7 @@ class Channel:
         self.spread = len(set(self.nodes)) > 1
         self.segment = self._agree(segment_setting) or (REMOTE_SEGMENT if self.spread else SEGMENT)
         self.programs, self.plans = Cache(PLANNED), Cache(PLANNED)
+        self.proofs: dict[tuple[Algorithm, Setting], Proof] = {}
         self.broken: str | None = None
         self._slots: dict[tuple, Any] = {}
 
@@ -70,6 +74,12 @@ class Channel:
             self.comm.Free()
             raise ValueError(f"rank 0: {value}")
         return value
+
+    def proof(self, algorithm: Algorithm, setting: Setting) -> Proof:
+        """Return an algorithm's proof, made once; ScheduleError where it is wrong."""
+        if (algorithm, setting) not in self.proofs:
+            self.proofs[algorithm, setting] = prove(algorithm, setting)
+        return self.proofs[algorithm, setting]
 
     def slot(self, space: Space, index: int, nbytes: int, host: bool) -> Any:
         """Return scratch by its index, of a segment or more; plans of one comm share it, for they run one after the other."""

@@ -96,3 +96,18 @@ def test_training_without_scikit_learn_says_what_to_install(tmp_path):
     assert done.returncode != 0
     assert done.stderr.count("pip install 'mpiring[examples]'") == 1
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_an_algorithm_of_ones_own_is_proven_and_run(ranks):
+    done = run(ranks, ["examples/own_algorithm.py"])
+    assert done.returncode == 0, done.stderr
+    proof, vector = done.stdout.splitlines()
+    assert proof.startswith(f"Proof(rounds={2 * (ranks - 1)}, ") and proof.endswith("ordered=True)")
+    assert vector == str(np.full(3, float(sum(range(ranks)))))
+
+
+def test_an_algorithm_of_ones_own_joins_the_bench():
+    done = run(3, ["-m", "mpiring.bench", "-b", "64", "-e", "64", "-n", "2", "--algorithms", "ring,examples/own_algorithm.py:star"])
+    assert done.returncode == 0, done.stderr
+    assert "own_algorithm.py:star" in done.stdout

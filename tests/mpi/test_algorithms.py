@@ -54,10 +54,19 @@ def test_a_schedule_of_the_callers_own():
             else:
                 yield mpiring.Step(recv_from=0, recv=range(1)) if rank == other else mpiring.IDLE
 
-    mine = replace(find("tree"), name="star", schedule=star)
+    mine = mpiring.Algorithm("star", "allreduce", star)
     assert mpiring.verify(mine, SIZE).ordered
     for count in (0, 1, 1000):
         out = mpiring.allreduce(values(RANK, count, np.dtype(int)), algorithm=mine)
         assert (out == sum(values(rank, count, np.dtype(int)) for rank in range(SIZE))).all()
     with pytest.raises(ValueError, match="algorithm 'star' is one for allreduce"):
         mpiring.reduce_scatter(np.ones(8), algorithm=mine)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="one rank needs no schedule")
+def test_a_wrong_schedule_is_not_run():
+    """Rank 0 sends, and rank 1 does not receive: without a proof all would keep their own, and nobody would notice."""
+    lost = mpiring.Algorithm("lost", "allreduce", lambda rank, size: [mpiring.Step(1, range(1)) if rank == 0 else mpiring.IDLE])
+    with pytest.raises(mpiring.ScheduleError, match="rank 0, step 0, chunk 0: waits for ever to send chunk 0 to rank 1"):
+        mpiring.allreduce(np.ones(4), algorithm=lost)
+    assert (mpiring.allreduce(np.ones(4)) == SIZE).all()

@@ -96,8 +96,11 @@ def test_errors():
         mpiring.alltoall(np.ones(SIZE), np.ones(SIZE + 1))
     if SIZE > 1:
         rows = [[dest + 1 for dest in range(SIZE)]] * SIZE
-        with pytest.raises(ValueError, match=place + "sendbuf takes the result, .* but this rank sends blocks of"):
+        words = "sendbuf takes the result, .* but ranks 0 and 1 send each other blocks of 2 and 1 "
+        with pytest.raises(ValueError, match=place + words):
             mpiring.alltoall(np.ones(sum(rows[0])), counts=rows)
+        with pytest.raises(ValueError, match=place + "sendbuf takes the result, .* send each other blocks of"):
+            mpiring.alltoall(np.ones(2 * SIZE + 1))
     COMM.Barrier()
 
 

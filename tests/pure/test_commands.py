@@ -68,7 +68,7 @@ def test_wrong_use_is_one_line_and_status_2(line, words, capsys):
 
 
 @pytest.mark.parametrize("text, words", [
-    ("{", "not JSON"), ("[]", "not an object"), ('{"name": "a"}', "key 'levels' is missing"),
+    ("{", "not JSON"), ("[]", "not an object"), ('{"name": "a"}', "key 'levels', 'ranks' is missing"),
     ('{"name": "a", "levels": [], "gamma": {"default": 0}, "ranks": 2}', "it has no level"),
     ('{"name": "a", "levels": [{"name": "x", "group": null, "alpha": 1, "beta": 0}], "gamma": {"default": 0}, "ranks": 2}',
      "beta is 0, not a time in seconds above 0")])
@@ -214,3 +214,55 @@ def test_algorithms(capsys):
     assert "scatter_allgather" in out and "log + n - 1" in out and "log2 n, rounded up" in out and "rings" not in out
     assert main(["algorithms", "--json"]) == 0
     assert {entry["algorithm"] for entry in json.loads(capsys.readouterr().out)} == {name for _, name in ALGORITHMS}
+
+
+OWN = str(Path(mpiring.__file__).parent.parent / "examples" / "own_algorithm.py")
+
+
+def test_an_algorithm_of_ones_own(capsys):
+    assert "star" in ran(capsys, f"verify {OWN}:star --ranks 2-5")
+    assert "star" in ran(capsys, f"simulate --machine ethernet-1g --ranks 4 --bytes 1M --algorithms ring,{OWN}:star")
+    assert "c0 +>0" in ran(capsys, f"draw {OWN}:star --ranks 4")
+    assert "has no mpiring.Algorithm moon" in ran(capsys, f"verify {OWN}:moon", status=2)
+    assert "no.py: FileNotFoundError" in ran(capsys, "verify no.py:moon", status=2)
+
+
+def test_a_machine_written_by_hand_from_the_help(capsys, tmp_path):
+    help_text = ran(capsys, "simulate --help")
+    text = help_text[help_text.index('{"name": "mine"'):help_text.index("]}") + 2]
+    (tmp_path / "mine.json").write_text(text)
+    assert "rabenseifner" in ran(capsys, f"simulate --machine {tmp_path}/mine.json --bytes 1M")
+    (tmp_path / "empty.json").write_text("{}")
+    assert "key 'name', 'levels', 'ranks' is missing" in ran(capsys, f"simulate --machine {tmp_path}/empty.json --bytes 1M", 2)
+    (tmp_path / "five.json").write_text(text.replace('"mine"', "5"))
+    assert "key 'name' is 5, not text" in ran(capsys, f"simulate --machine {tmp_path}/five.json --bytes 1M", 2)
+
+
+def test_machines_as_json(capsys, tmp_path):
+    assert {entry["name"] for entry in json.loads(ran(capsys, "simulate --list --json"))} == set(MACHINES)
+    ran(capsys, f"simulate --machine p3.16xlarge --export {tmp_path}/p3.json")
+    assert find_machine(f"{tmp_path}/p3.json") == MACHINES["p3.16xlarge"]
+
+
+@pytest.mark.parametrize("line, words", [
+    ("simulate --machine dgx2 --bytes 99999999999999G", "is too large"),
+    ("simulate --machine dgx2 --bytes 1M --dtype float33", "did you mean"),
+    ("verify ring --ranks 99999999999", "is too large"),
+    ("simulate --machine p3.16xlarge --per-node 4 --bytes 1M", "joined by wires"),
+    ("bench", "mpirun -np 8 python -m mpiring.bench"),
+    ("draw ring --ranks 1000 --out big.svg", "a picture of 1,998,000 steps cannot be read"),
+    ("draw --picture ranks --machine dgx2 --bytes 1M --ranks 1 --out a.svg", "nothing to compare below 2"),
+])
+def test_what_cannot_be(line, words, capsys):
+    assert words in ran(capsys, line, status=2)
+
+
+def test_other_ranks_stay_silent_behind_an_mpirun(capsys, monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
+    assert ran(capsys, "algorithms") == ""
+
+
+def test_a_full_disk_is_said_in_a_line():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "mpiring", "algorithms"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (2, "error: the output: No space left on device\n")

@@ -86,7 +86,7 @@ def test_more_ranks_on_a_node_share_its_nic():
     assert hosts.levels == ethernet(10, 15e-6, 4).levels and hosts.ranks == 32
     pod = with_ranks_per_node(find_machine("dgx-h100"), 4)
     assert (pod.levels[0].group, pod.levels[1].ranks_per_port, pod.ranks) == (4, 1, 16)
-    with pytest.raises(ValueError, match="a wire joins places"):
+    with pytest.raises(ValueError, match="joined by wires, so there cannot be 4 on a node"):
         with_ranks_per_node(find_machine("p3.16xlarge"), 4)
 
 
@@ -133,7 +133,7 @@ GOOD = json.loads(to_json(machine(level(group=4, wires={(0, 1): 1}), level(), ri
 
 
 @pytest.mark.parametrize("change, match", [
-    (lambda data: data.pop("gamma"), "mine.json: key 'gamma' is missing"),
+    (lambda data: data.pop("ranks"), "mine.json: key 'ranks' is missing"),
     (lambda data: data.update(gama=1), "mine.json: unknown key 'gama' .did you mean 'gamma'"),
     (lambda data: data["levels"][1].pop("beta"), r"mine.json: levels\[1\]: key 'beta' is missing"),
     (lambda data: data["levels"][0].update(speed=1), r"mine.json: levels\[0\]: unknown key 'speed'"),
@@ -143,7 +143,9 @@ GOOD = json.loads(to_json(machine(level(group=4, wires={(0, 1): 1}), level(), ri
     (lambda data: data.update(levels=3), "key 'levels' is not a list"),
     (lambda data: data.update(levels=[3]), r"levels\[0\]: not an object"),
     (lambda data: data.update(rings=[{"order": 1}]), r"rings\[0\]: not an object with the keys 'order' and 'weight'"),
-    (lambda data: data.update(gamma=1), "key 'gamma' is not an object"),
+    (lambda data: data.update(gamma=[1]), r"gamma of default is \[1\], not a time in seconds"),
+    (lambda data: data.update(name=5), "key 'name' is 5, not text"),
+    (lambda data: data.update(sources=[1]), r"key 'sources' is \[1\], not an object"),
     (lambda data: data.update(ranks="8"), "mine.json: machine mine: ranks is '8'"),
 ])
 def test_bad_json_is_named_with_its_key(change, match):

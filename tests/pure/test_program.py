@@ -17,8 +17,8 @@ MEMORIES = [Memory(), Memory(in_place=False), Memory(False, False, True), Memory
             Memory(True, False, False), Memory(staged=True), Memory(False, False, False, staged=True)]
 
 
-def programs(algorithm, size, count, segment, memory):
-    setting = Setting(size, pieces=3)
+def programs(algorithm, size, count, segment, memory, root=0):
+    setting = Setting(size, root if algorithm.collective.rooted else 0, pieces=3)
     shares = counts(count, algorithm.chunks(setting))
     if algorithm.collective.name == "alltoall":
         shares = counts(count, size) * size
@@ -43,8 +43,8 @@ def test_streams_match_between_ranks(key, memory):
 @pytest.mark.parametrize("memory", MEMORIES, ids=str)
 @pytest.mark.parametrize("key", ALGORITHMS, ids=str)
 def test_scratch_is_a_few_segments(key, memory):
-    for size in (2, 3, 8):
-        for program in programs(ALGORITHMS[key], size, 3_000, 16, memory):
+    for size, root in ((2, 0), (3, 2), (8, 0), (8, 5)):
+        for program in programs(ALGORITHMS[key], size, 3_000, 16, memory, root):
             assert all(length <= 16 for length in program.slots + program.host_slots)
             assert len(program.slots) <= 2 * (GROUP + WINDOW) + 2
             assert len(program.host_slots) <= (0 if not memory.staged else 2 * WINDOW + 4)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiring import ScheduleError
-from mpiring.algorithms.registry import ALGORITHMS, COLLECTIVES, Algorithm, find, names
+from mpiring.algorithms.registry import ALGORITHMS, Algorithm, find, names
 from mpiring.algorithms.setting import Setting, rings
 from mpiring.algorithms.step import IDLE, Step, one
 from mpiring.analysis.verify import prove, verify
@@ -124,10 +124,9 @@ def rejected(algorithm, size, match, rank, step=None, chunk=None):
     assert (error.rank, error.step, error.chunk) == (rank, step, chunk), str(error)
 
 
-def given_steps(*ranks, chunks=1, collective="allreduce"):
+def given_steps(*ranks, chunks=1):
     """Return an algorithm with these steps for each rank."""
-    return Algorithm("wrong", COLLECTIVES[collective], lambda rank, size: ranks[rank], lambda n: chunks, lambda n: 0,
-                     lambda n: Fraction(0), "")
+    return Algorithm("wrong", "allreduce", lambda rank, size: ranks[rank], lambda setting: chunks)
 
 
 def test_a_contribution_twice():
@@ -253,3 +252,50 @@ def test_arguments():
                          ({"size": 2, "rings": [((0, 1), 0)]}, "weight is 0")):
         with pytest.raises(ValueError, match=words):
             verify("ring", **wrong)
+
+
+def test_a_chunk_that_is_sent_and_added_to_at_different_places():
+    """Later segments would send what earlier ones have changed."""
+    crossed = [Step(1, (0, 1), 1, (1, 0), True)], [Step(0, (1, 0), 0, (0, 1), True)]
+    rejected(given_steps(*crossed, chunks=2), 2, "sends a chunk and adds to it in one step, at another place", 0, 0, 0)
+
+
+def test_a_chunk_twice_in_a_message():
+    twice = [Step(1, (0, 0), 1, (0, 0), True)], [Step(0, (0, 0), 0, (0, 0), True)]
+    rejected(given_steps(*twice), 2, "receives a chunk twice in one message", 0, 0, 0)
+
+
+def test_a_finished_sum_twice():
+    """Who divides it for AVERAGE: who finished it, or who sent the copy?"""
+    again = [Step(recv_from=1, recv=one(0), reduce=True), Step(1, one(0)), Step(recv_from=1, recv=one(0))], \
+        [Step(0, one(0)), Step(recv_from=0, recv=one(0)), Step(0, one(0))]
+    rejected(given_steps(*again), 2, "gets a copy of a finished sum that it has already", 0, 2, 0)
+
+
+def test_chunks_without_a_peer():
+    rejected(given_steps([Step(1, one(0), None, range(5, 6))], [Step(recv_from=0, recv=one(0), reduce=True)]), 2,
+             "receives from nobody chunk 5", 0, 0, 5)
+
+
+def test_what_is_no_step_or_no_chunks():
+    rejected(given_steps(["step"], [IDLE]), 2, "yields 'step', which is no Step", 0, 0)
+    number = [Step(1, 0)], [Step(recv_from=0, recv=0, reduce=True)]
+    rejected(given_steps(*number), 2, "sends to rank 1 chunks 0, neither a range", 0, 0)
+
+
+def test_ranges_and_tuples_are_the_same_chunks():
+    mixed = [Step(1, (0,), 1, range(1), True)], [Step(0, (0,), 0, range(1), True)]
+    assert prove(given_steps(*mixed), Setting(2)).rounds == 1
+
+
+def test_an_algorithm_of_ones_own_needs_a_name_a_collective_and_a_schedule():
+    mine = Algorithm("mine", "allreduce", TREE.schedule)
+    assert prove(mine, Setting(5)) == prove(TREE, Setting(5))
+    assert (mine.rounds(Setting(5)), mine.sent(Setting(5))) == (TREE.rounds(5), TREE.sent(5))
+    with pytest.raises(ValueError, match=r"unknown collective 'allreduse' .did you mean 'allreduce'"):
+        Algorithm("mine", "allreduse", TREE.schedule)
+
+
+def test_the_root_of_a_scatter_allgather_only_sends():
+    for size in range(2, 20):
+        assert all(step.recv_from is None for step in find("scatter_allgather", "broadcast").steps(0, Setting(size)))

@@ -107,6 +107,8 @@ def test_reduce(name, size):
             outputs = [np.zeros(count) for _ in range(size)]
             run_all(find(name, "reduce"), inputs, outputs, root=root, **settings(name, size))
             assert (outputs[root] == sum(vectors(size, count))).all()
+            run_all(find(name, "reduce"), inputs, outputs, mpiring.AVERAGE, root=root, **settings(name, size))
+            assert np.allclose(outputs[root], sum(vectors(size, count)) / size, rtol=1e-15)
 
 
 @pytest.mark.parametrize("window", [0, 4])

@@ -107,6 +107,11 @@ def a_size(text: str) -> int:
     return nbytes
 
 
+def many_sizes(text: str) -> list[int]:
+    """Parse sizes with commas between."""
+    return [a_size(part) for part in text.split(",")]
+
+
 def a_number(text: str) -> int:
     """Parse a whole number from 1 on."""
     return _whole(text, 1)

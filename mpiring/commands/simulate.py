@@ -30,6 +30,7 @@ A machine of your own is a JSON file; times are in seconds, group is how many ra
 examples:
   python -m mpiring simulate --machine p3.16xlarge --bytes 160MB
   python -m mpiring simulate --machine ethernet-10g --ranks 64 --bytes 64M --algorithms ring,double_tree
+  python -m mpiring simulate --machine dgx-h100 --ranks 64 --bytes 1K,16K,256K,4M,64M
   python -m mpiring simulate --machine ethernet-10g --model resnet50
   python -m mpiring simulate --list"""
 
@@ -43,7 +44,8 @@ def parser() -> shared.Parser:
     made = shared.Parser("simulate", "Price a collective on a machine and rank the algorithms; or price what a model's "
                          "backward does not hide, for buckets of several sizes. No MPI is started.", EPILOG)
     shared.add_machine(made, needed=False)
-    made.add_argument("--bytes", type=shared.a_size, metavar="SIZE", help="bytes of the vector, such as 160MB or 64M")
+    made.add_argument("--bytes", type=shared.many_sizes, metavar="LIST",
+                      help="bytes of the vector, such as 160MB or 64M; for several, such as 1K,64K,64M, the fastest")
     made.add_argument("--ranks", type=shared.a_number, metavar="N", help="(default: the machine's)")
     made.add_argument("--per-node", type=shared.a_number, metavar="K", help="ranks on each node (default: the machine's)")
     shared.add_collective(made)
@@ -80,35 +82,68 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _ranking(options: argparse.Namespace, machine: Machine, ranks: int, chosen: Sequence[Algorithm]) -> str:
-    """Return the algorithms from the fastest on."""
-    work = {algorithm: effort(algorithm, setting_for(algorithm, options.bytes, machine, ranks)) for algorithm in chosen}
+Prices = tuple[list[Estimate], str]
+"""Estimates from the fastest on, and what is to be said of algorithms left out, if any is."""
+
+
+def _priced(options: argparse.Namespace, machine: Machine, ranks: int, chosen: Sequence[Algorithm], nbytes: int) -> Prices:
+    """Price the algorithms, telling a terminal what is at work; leave out those that take long and were not named."""
+    work = {algorithm: effort(algorithm, setting_for(algorithm, nbytes, machine, ranks)) for algorithm in chosen}
     long = [] if options.algorithms else [algorithm for algorithm in chosen if work[algorithm] > PATIENCE]
-    chosen = [algorithm for algorithm in chosen if algorithm not in long]
-    found = sorted(_priced(options, machine, ranks, chosen), key=lambda estimate: estimate.seconds)
-    if options.json:
-        return show.as_json({"machine": machine.name, "bytes": options.bytes, "ranks": ranks, "collective": options.collective,
-                             "dtype": options.dtype, "results": [_record(estimate) for estimate in found]})
-    rows = [(entry.algorithm, seconds(entry.seconds), entry.steps, size(entry.busiest_link_bytes), f"{entry.idle.mean():.0%}",
-             f"{entry.seconds / found[0].seconds:.2f}" if found[0].seconds else "1.00") for entry in found]
-    what = f"{options.collective} of {binary(options.bytes)}, {options.dtype}, on {count(ranks, 'rank')}"
-    lines = [show.machine(machine), "", what]
-    if options.collective == "allreduce" and ranks > 1:
-        lines += wrap(textbook(machine, ranks, options.bytes), shared.WIDTH)
-    lines += ["", show.table(("algorithm", "time", "steps", "busiest link", "idle", "x best"), rows)]
-    if long:
-        took = seconds(sum(work[algorithm] for algorithm in long))
-        lines += ["", *wrap(f"left out: {', '.join(algorithm.name for algorithm in long)}, which would take about {took} to price; "
-                            "--algorithms with their names prices them", shared.WIDTH)]
-    return "\n".join(lines)
-
-
-def _priced(options: argparse.Namespace, machine: Machine, ranks: int, chosen: Sequence[Algorithm]) -> Iterator[Estimate]:
-    """Yield the prices, telling a terminal what is at work."""
+    found = []
     for algorithm in chosen:
-        shared.progress(f"pricing {algorithm.name}")
-        yield simulate(algorithm, options.bytes, machine, ranks, dtype=options.dtype)
+        if algorithm not in long:
+            shared.progress(f"pricing {algorithm.name}")
+            found.append(simulate(algorithm, nbytes, machine, ranks, dtype=options.dtype))
     shared.progress("")
+    took = seconds(sum(work[algorithm] for algorithm in long))
+    left = (f"left out: {', '.join(algorithm.name for algorithm in long)}, which would take about {took} to price; "
+            "--algorithms with their names prices them") if long else ""
+    return sorted(found, key=lambda estimate: estimate.seconds), left
+
+
+def _ranking(options: argparse.Namespace, machine: Machine, ranks: int, chosen: Sequence[Algorithm]) -> str:
+    """Return the algorithms from the fastest on; for several sizes, the two fastest of each."""
+    prices = {nbytes: _priced(options, machine, ranks, chosen, nbytes) for nbytes in options.bytes}
+    if options.json:
+        records = [{"machine": machine.name, "bytes": nbytes, "ranks": ranks, "collective": options.collective,
+                    "dtype": options.dtype, "results": [_record(estimate) for estimate in found]}
+                   for nbytes, (found, _) in prices.items()]
+        return show.as_json(records[0] if len(records) == 1 else records)
+    what = f"{options.dtype}, on {count(ranks, 'rank')}"
+    if len(prices) == 1:
+        (nbytes, (found, left)), = prices.items()
+        heading = f"{options.collective} of {binary(nbytes)}, {what}"
+        lines = [heading, *_textbook(options, machine, ranks, nbytes), "", _table(found)]
+    else:
+        left = max((left for _, left in prices.values()), key=len)
+        lines = [f"{options.collective}, {what}", "", _fastest({nbytes: found for nbytes, (found, _) in prices.items()})]
+    return "\n".join([show.machine(machine), "", *lines, *(["", *wrap(left, shared.WIDTH)] if left else [])])
+
+
+def _table(found: Sequence[Estimate]) -> str:
+    rows = [(entry.algorithm, seconds(entry.seconds), entry.steps, size(entry.busiest_link_bytes), f"{entry.idle.mean():.0%}",
+             _times(entry, found[0])) for entry in found]
+    return show.table(("algorithm", "time", "steps", "busiest link", "idle", "x best"), rows)
+
+
+def _fastest(prices: dict[int, Sequence[Estimate]]) -> str:
+    """Return a table of sizes with the two fastest algorithms of each."""
+    rows = []
+    for nbytes, found in prices.items():
+        best, second = (*found, None, None)[:2]
+        rows.append((binary(nbytes), best.algorithm if best else "-", seconds(best.seconds) if best else "-",
+                     second.algorithm if second else "-", _times(second, best) if second else "-"))
+    return show.table(("bytes", "fastest", "time", "second", "x best"), rows, left=(1, 3))
+
+
+def _times(entry: Estimate, best: Estimate) -> str:
+    return f"{entry.seconds / best.seconds:.2f}" if best.seconds else "1.00"
+
+
+def _textbook(options: argparse.Namespace, machine: Machine, ranks: int, nbytes: int) -> list[str]:
+    known = options.collective == "allreduce" and ranks > 1
+    return wrap(textbook(machine, ranks, nbytes), shared.WIDTH) if known else []
 
 
 def textbook(machine: Machine, ranks: int, nbytes: int) -> str:

@@ -5,6 +5,9 @@ import time
 
 import pytest
 
+from mpiring.__main__ import main
+from mpiring.analysis.machines import find_machine
+
 import hosts
 
 HOSTS = 4
@@ -13,13 +16,14 @@ RIGHT = """
 import numpy as np
 from mpi4py import MPI
 import mpiring
+from mpiring.algorithms.registry import names
 
 comm = MPI.COMM_WORLD
 rank, size = comm.rank, comm.size
 for count in (1, size - 1, size + 1, 1000, 300_001):
     mine = np.arange(count, dtype=np.int64) % 1000 + rank
     total = size * (np.arange(count) % 1000) + size * (size - 1) // 2
-    for algorithm in ("ring", "tree", "native"):
+    for algorithm in (*names("allreduce"), "native"):
         result = mpiring.allreduce(mine, np.empty_like(mine), algorithm=algorithm)
         assert np.array_equal(result, total), (algorithm, count, rank)
     edges = [chunk * (count // size) + min(chunk, count % size) for chunk in range(size + 1)]
@@ -87,6 +91,19 @@ def test_bench_knows_the_nodes(cluster, tmp_path):
     assert (bench["environment"]["ranks"], bench["environment"]["nodes"], bench["environment"]["ranks_per_node"]) == (4, 4, 1)
     assert {result["algorithm"] for result in bench["results"]} == {"ring", "tree", "native"}
     assert [result["wrong"] for result in bench["results"]] == [0] * len(bench["results"])
+
+
+def test_a_bench_between_hosts_is_fitted(cluster, tmp_path, capsys):
+    """That it can be, and in which shape; how well depends on the day."""
+    path = str(tmp_path / "bench.json")
+    sizes = ["-b", "64K", "-e", "1M", "-f", "4", "-n", "2", "-w", "1"]
+    done = cluster.run(2, 2 * HOSTS, ["-m", "mpiring.bench", *sizes, "--algorithms", "ring,recursive_doubling,hierarchical",
+                                      "--json", path])
+    assert done.returncode == 0, done.stderr
+    assert main(["fit", path, "--hold-out", "hierarchical", "--out", str(tmp_path / "mine.json")]) == 0
+    assert "3 points held out: median error" in capsys.readouterr().out
+    node, network = find_machine(str(tmp_path / "mine.json")).levels
+    assert (node.group, network.group, network.ranks_per_port) == (2, None, 2) and network.pair > 0
 
 
 def test_bytes_sent_are_those_of_the_algorithm(cluster, tmp_path):

@@ -238,6 +238,13 @@ def test_a_machine_written_by_hand_from_the_help(capsys, tmp_path):
     assert "key 'name' is 5, not text" in ran(capsys, f"simulate --machine {tmp_path}/five.json --bytes 1M", 2)
 
 
+def test_several_sizes(capsys):
+    out = ran(capsys, "simulate --machine ethernet-10g --ranks 16 --bytes 8,64K,64M")
+    assert re.search(r"8 B +(recursive_doubling|bruck) ", out) and re.search(r"64 MiB +\w+ +10\d ms ", out)
+    found = json.loads(ran(capsys, "simulate --machine ethernet-10g --bytes 8,64K --json"))
+    assert [entry["bytes"] for entry in found] == [8, 65536]
+
+
 def test_machines_as_json(capsys, tmp_path):
     assert {entry["name"] for entry in json.loads(ran(capsys, "simulate --list --json"))} == set(MACHINES)
     ran(capsys, f"simulate --machine p3.16xlarge --export {tmp_path}/p3.json")

@@ -18,6 +18,7 @@ _HOMES = {
     "allreduce": "collectives",
     "alltoall": "collectives",
     "broadcast": "collectives",
+    "multi_ring_over": "algorithms.registry",
     "reduce": "collectives",
     "reduce_scatter": "collectives",
     "ring_allreduce": "collectives",

@@ -17,6 +17,15 @@ def parse_size(text: str) -> int:
     return round(float(match[1]) * FACTORS[match[2]]) if "." in match[1] else int(match[1]) * FACTORS[match[2]]
 
 
+def parse_whole(text: str, least: int, most: int | None = None) -> int:
+    """Return a whole number within bounds; ValueError for anything else."""
+    if not re.fullmatch(r"\d+", text) or int(text) < least:
+        raise ValueError(f"{text!r} is not a whole number from {least} on")
+    if most is not None and int(text) > most:
+        raise ValueError(f"{text!r} is too large: {most} is the most")
+    return int(text)
+
+
 TIMES = ((1, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB"), (1, "B"))
 BINARY = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))

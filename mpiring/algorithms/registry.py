@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fractions import Fraction
@@ -23,7 +23,7 @@ from mpiring.algorithms import (
     tree,
 )
 from mpiring.algorithms.costs import Cost
-from mpiring.algorithms.setting import Setting
+from mpiring.algorithms.setting import Ring, Setting
 from mpiring.algorithms.step import NONE, Step, floor_log2, one
 from mpiring.algorithms.weave import among
 
@@ -116,7 +116,8 @@ class Algorithm:
                 raise ValueError(unknown("collective", self.collective, COLLECTIVES))
             object.__setattr__(self, "collective", COLLECTIVES[self.collective])
         for name, default in (("rounds", self._count_rounds), ("sent", self._count_sent)):
-            if getattr(self, name) is None:
+            current = getattr(self, name)
+            if current is None or isinstance(getattr(current, "__self__", None), Algorithm):     # replace() copies another's
                 object.__setattr__(self, name, default)
 
     def _count_rounds(self, setting: Setting) -> int:
@@ -213,6 +214,25 @@ ALGORITHMS = {
         ),
     )
 }
+
+
+def multi_ring_over(rings: Iterable[tuple[Sequence[int], int]]) -> Algorithm:
+    """Return multi_ring over rings of your own, each an order of all ranks and a weight: (order, weight), (order, weight), ...
+
+    Make it once and pass it to every call: each one made is proven, and plans are kept, for itself. ValueError where a ring
+    does not go through each rank once.
+    """
+    chosen = tuple(Ring(tuple(order), weight) for order, weight in rings)
+    if not chosen:
+        raise ValueError("there is no ring")
+    Setting(len(chosen[0].order), rings=chosen)          # says what is wrong
+
+    def schedule(rank: int, size: int) -> Iterator[Step]:
+        if size != len(chosen[0].order):
+            raise ValueError(f"the rings go through {len(chosen[0].order)} ranks, not {size}")
+        return multi_ring.allreduce(rank, size, chosen)
+
+    return Algorithm("multi_ring", "allreduce", schedule, lambda setting: setting.size * sum(ring.weight for ring in chosen))
 
 
 def names(collective: str) -> list[str]:

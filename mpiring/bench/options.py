@@ -15,7 +15,7 @@ import numpy as np
 from mpiring.algorithms import registry
 from mpiring.collectives import NATIVE
 from mpiring.runtime import ops
-from mpiring.units import parse_size
+from mpiring.units import parse_size, parse_whole
 
 DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
           "longdouble", "complex64", "complex128", "clongdouble", "bfloat16")
@@ -161,9 +161,10 @@ def _natural(text: str) -> int:
 
 
 def _whole(text: str, least: int) -> int:
-    if not re.fullmatch(r"\d+", text) or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
-    return int(text)
+    try:
+        return parse_whole(text, least)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 class _Parser(argparse.ArgumentParser):

@@ -16,7 +16,7 @@ from mpiring.algorithms.registry import COLLECTIVES, Algorithm, find, names, unk
 from mpiring.algorithms.setting import Setting
 from mpiring.analysis.gradients import Model, known, load
 from mpiring.analysis.machines import Machine, find_machine, with_ranks_per_node
-from mpiring.units import parse_size
+from mpiring.units import parse_size, parse_whole
 
 MOST_RANKS, MOST_BYTES = 1 << 20, 1 << 50
 DTYPES = ("float32", "float64", "float16", "bfloat16", "longdouble", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
@@ -114,19 +114,11 @@ def many_sizes(text: str) -> list[int]:
 
 def a_number(text: str) -> int:
     """Parse a whole number from 1 on."""
-    return _whole(text, 1)
+    return _said(lambda text: parse_whole(text, 1, MOST_RANKS), text)
 
 
 def _natural(text: str) -> int:
-    return _whole(text, 0)
-
-
-def _whole(text: str, least: int) -> int:
-    if not re.fullmatch(r"\d+", text) or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
-    if int(text) > MOST_RANKS:
-        raise argparse.ArgumentTypeError(f"{text!r} is too large: {MOST_RANKS} is the most")
-    return int(text)
+    return _said(lambda text: parse_whole(text, 0, MOST_RANKS), text)
 
 
 def many_ranks(text: str) -> list[int]:

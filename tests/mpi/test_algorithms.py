@@ -1,15 +1,11 @@
 """Algorithms given as objects, and those that look at nodes: on layouts that this machine does not have."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 from mpi4py import MPI
 
 import mpiring
-from mpiring.algorithms.registry import find
-from mpiring.algorithms.setting import rings
 from mpiring.runtime.channel import channel_of
 
 from cases import COMM, RANK, SIZE, bits, result, values
@@ -32,10 +28,7 @@ def test_hierarchical_on_drawn_nodes(case):
                  st.lists(st.integers(1, 3), min_size=3, max_size=3), st.integers(0, 2000)), examples=20)
 def test_multi_ring_over_drawn_rings(case):
     orders, weights, count = case
-    chosen = rings(orders, weights[:len(orders)])
-    multi = find("multi_ring")
-    mine = replace(multi, schedule=lambda rank, size: multi.schedule(rank, size, chosen), needs=(),
-                   chunks=lambda setting: setting.size * sum(ring.weight for ring in chosen))
+    mine = mpiring.multi_ring_over(zip(orders, weights))
     found = mpiring.allreduce(values(RANK, count, np.dtype(np.float64)), algorithm=mine)
     assert bits(found) == bits(result(MPI.SUM, count, found.dtype))
 
@@ -70,3 +63,13 @@ def test_a_wrong_schedule_is_not_run():
     with pytest.raises(mpiring.ScheduleError, match="rank 0, step 0, chunk 0: waits for ever to send chunk 0 to rank 1"):
         mpiring.allreduce(np.ones(4), algorithm=lost)
     assert (mpiring.allreduce(np.ones(4)) == SIZE).all()
+
+
+def test_rings_that_do_not_fit():
+    with pytest.raises(ValueError, match="does not go through each of 3 once"):
+        mpiring.multi_ring_over([((0, 1, 1), 2)])
+    with pytest.raises(ValueError, match="there is no ring"):
+        mpiring.multi_ring_over([])
+    other = mpiring.multi_ring_over([(range(SIZE + 1), 1)])
+    with pytest.raises(ValueError, match=f"allreduce on rank {RANK}: the rings go through {SIZE + 1} ranks, not {SIZE}"):
+        mpiring.allreduce(np.ones(4), algorithm=other)

@@ -119,11 +119,11 @@ def test_help_is_printed_once():
     (["--algorithms", "ring,rign"], "argument --algorithms: 'rign' is not known for allreduce; known: ring, tree, native, "
                                     "FILE.py:FUNCTION"),
     (["--algorithms", "nowhere.py:allreduce"], "argument --algorithms: there is no file nowhere.py"),
-    (["--collective", "allgather", "--algorithms", "tree"], "'tree' is not known for allgather"),
+    (["--collective", "allgather", "--algorithms", "tree"], "unknown algorithm 'tree' for allgather; known: ring, bruck, native"),
     (["-o", "SUMM"], "'SUMM' is not one of SUM, "),
     (["-d", "float31"], "'float31' is not one of bool, "),
     (["-o", "BXOR", "-d", "float32"], "BXOR"),
-    (["-b", "8X"], "'8X' is not a size such as 8, 64K, 16M or 1G"),
+    (["-b", "8X"], "'8X' is not a size such as 8, 64K"),
     (["-n", "many"], "argument -n/--iters: 'many' is not a whole number from 1 on"),
     (["-f", "1"], "argument -f/--stepfactor: '1' is not a number above 1"),
     (["-b", "1K", "-e", "8"], "argument -e: 8 is less than -b 1024"),

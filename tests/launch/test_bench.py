@@ -116,8 +116,7 @@ def test_help_is_printed_once():
 
 
 @pytest.mark.parametrize("options, complaint", [
-    (["--algorithms", "ring,rign"], "argument --algorithms: 'rign' is not known for allreduce; known: ring, tree, native, "
-                                    "FILE.py:FUNCTION"),
+    (["--algorithms", "ring,rign"], "argument --algorithms: unknown algorithm 'rign' for allreduce (did you mean 'ring'?); "),
     (["--algorithms", "nowhere.py:allreduce"], "argument --algorithms: there is no file nowhere.py"),
     (["--collective", "allgather", "--algorithms", "tree"], "unknown algorithm 'tree' for allgather; known: ring, bruck, native"),
     (["-o", "SUMM"], "'SUMM' is not one of SUM, "),

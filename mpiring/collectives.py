@@ -190,8 +190,8 @@ def _run(collective: str, algorithm: str | Algorithm, sendbuf: Any, recvbuf: Any
     else:
         with space.here():
             plan()
-    if plan.own is not None:
-        return recv.reshape(-1)[plan.own] if recv is send else recvbuf
+    if plan.own is not None and recv is send:
+        return recv.reshape(-1)[plan.own]
     if collective == "reduce" and plan.channel.rank != root:
         return None
     return recvbuf if type(recvbuf) is type(recv) or isinstance(recvbuf, np.ndarray) else recv

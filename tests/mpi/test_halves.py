@@ -104,6 +104,12 @@ def test_errors():
         mpiring.reduce_scatter(np.zeros(10), algorithm="tree")
 
 
+def test_what_is_no_array_comes_back_as_one():
+    part = bytearray(2)
+    found = mpiring.reduce_scatter(np.ones(2 * SIZE, np.uint8), part)
+    assert isinstance(found, np.ndarray) and (found == SIZE).all() and bytes(part) == bytes([SIZE, SIZE])
+
+
 def test_counts_are_the_same_in_every_spelling():
     array = np.ones(2 * SIZE)
     for counts in ([np.int64(2)] * SIZE if RANK == 0 else [2] * SIZE, [2] * SIZE, None if RANK == 0 else np.full(SIZE, 2)):

@@ -97,7 +97,7 @@ def _edges(size: int, trees: int) -> list[tuple[tuple[Edge, ...], tuple[Edge, ..
              for tree in range(trees) for child in range(1, size)]
     ups: list[list[Edge]] = [[] for _ in range(size)]
     downs: list[list[Edge]] = [[] for _ in range(size)]
-    for (child, parent, tree, level), colour in zip(links, _colours([link[:2] for link in links], size)):
+    for (child, parent, tree, level), colour in zip(links, _colours([link[:2] for link in links])):
         edge = Edge(child, parent, tree, 2 * level + colour)
         ups[child].append(edge)
         downs[parent].append(edge)
@@ -117,7 +117,7 @@ def _rank(place: int, size: int, tree: int) -> int:
     return size - 1 - place if size % 2 == 0 else (place + 1) % size
 
 
-def _colours(links: list[tuple[int, int]], size: int) -> list[int]:
+def _colours(links: list[tuple[int, int]]) -> list[int]:
     """Colour links 0 and 1 so that those with the same sender differ, and those with the same receiver.
 
     No rank has more than two of either, so the links form paths and rings of links that share an end by turns: colour along them.

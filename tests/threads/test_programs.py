@@ -21,10 +21,10 @@ def vectors(size, count, dtype=np.float64):
 
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("segment", [64, 200])
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 6, 7, 8])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("name", ALLREDUCES)
 def test_allreduce(name, size, segment, eager):
-    for count in (0, 1, size + 1, 200):
+    for count in (0, size + 1, 200):
         inputs = vectors(size, count)
         total = sum(inputs)
         more = settings(name, size)

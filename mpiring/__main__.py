@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib import import_module
 
+from mpiring.algorithms.registry import unknown
 from mpiring.errors import ScheduleError
 from mpiring.version import __version__
 
@@ -70,9 +70,7 @@ def _run(arguments: list[str]) -> int:
     if name not in COMMANDS:
         if name == "bench":
             return _say("the bench runs under MPI: mpirun -np 8 python -m mpiring.bench", 2)
-        near = get_close_matches(name, COMMANDS, 1, 0.5)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        return _say(f"unknown command {name!r}{hint}; known: {', '.join(COMMANDS)}", 2)
+        return _say(unknown("command", name, COMMANDS), 2)
     command = import_module(f"mpiring.commands.{name}")
     return command.run(command.parser().parse_args(arguments[1:]))
 

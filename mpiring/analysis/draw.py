@@ -131,6 +131,3 @@ def _legend(table: str) -> Iterator[str]:
     for sign, meaning in signs:
         if re.search(sign, f" {table} "):
             yield f"  {meaning}"
-
-
-# ---- words and units

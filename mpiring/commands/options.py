@@ -137,8 +137,12 @@ def many_ranks(text: str) -> list[int]:
 
 def algorithms(chosen: Iterable[str], collective: str) -> list[Algorithm]:
     """Return the algorithms named, each once; all of the collective where none is. ValueError gives the nearest name."""
-    named = [name for entry in chosen for name in entry.split(",") if name]
-    return [algorithm(name, collective) for name in dict.fromkeys(named or names(collective))]
+    return [algorithm(name, collective) for name in named(chosen, collective)]
+
+
+def named(chosen: Iterable[str], collective: str) -> list[str]:
+    """Return the names chosen, also with commas between, each once; all of the collective where none is."""
+    return list(dict.fromkeys([name for entry in chosen for name in entry.split(",") if name] or names(collective)))
 
 
 def algorithm(name: str, collective: str) -> Algorithm:

@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from fractions import Fraction
 from typing import NamedTuple
 
-from mpiring.algorithms.registry import ALGORITHMS, COLLECTIVES, names
+from mpiring.algorithms.registry import ALGORITHMS, COLLECTIVES
 from mpiring.algorithms.setting import Setting
 from mpiring.analysis.verify import Proof, prove
 from mpiring.commands import options as shared
@@ -82,8 +82,8 @@ def run(options: argparse.Namespace) -> int:
 def _chosen(options: argparse.Namespace) -> Sequence[tuple[str, str]]:
     """Return names, or FILE.py:NAME, each with its collective; an own algorithm brings its own."""
     if not options.all:
-        named = [name for entry in options.algorithms for name in entry.split(",") if name] or names(options.collective)
-        return [(name, shared.algorithm(name, options.collective).collective.name) for name in dict.fromkeys(named)]
+        named = shared.named(options.algorithms, options.collective)
+        return [(name, shared.algorithm(name, options.collective).collective.name) for name in named]
     if options.algorithms:
         raise ValueError("--all leaves no algorithm to name")
     return [(name, collective) for collective, name in ALGORITHMS]

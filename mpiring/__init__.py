@@ -16,14 +16,20 @@ _HOMES = {
     "Step": "algorithms.step",
     "allgather": "collectives",
     "allreduce": "collectives",
+    "allreduce_init": "requests",
     "alltoall": "collectives",
     "broadcast": "collectives",
+    "empty": "arrays",
+    "empty_like": "arrays",
+    "free": "arrays",
+    "iallreduce": "requests",
     "multi_ring_over": "algorithms.registry",
     "reduce": "collectives",
     "reduce_scatter": "collectives",
     "ring_allreduce": "collectives",
     "tree_allreduce": "collectives",
     "verify": "analysis.verify",
+    "zeros": "arrays",
 }
 
 __all__ = ["__version__", *_HOMES]

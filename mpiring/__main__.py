@@ -17,7 +17,11 @@ COMMANDS = {
     "simulate": "price a collective on a machine and rank the algorithms, or find the best bucket size for a model",
     "draw": "draw a schedule as text, or as a picture; also pictures of time, ranks and buckets",
     "fit": "find alpha, beta and gamma from a bench's JSON, and see how well they foretell",
+    "select": "show which algorithm runs at which size, and the times predicted and measured",
 }
+TUNE = "tune"
+"""The command that runs under MPI, on all ranks."""
+
 CLOSED_PIPE, INTERRUPTED = 141, 130
 """Exit statuses as the shell has them: 128 and the signal's number."""
 
@@ -29,6 +33,8 @@ RANKS = "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; return the exit status: 0, 1 for a wrong schedule, 2 for wrong use."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == [TUNE]:
+        return import_module("mpiring.bench.tune").main(arguments[1:])
     if next((os.environ[name] for name in RANKS if name in os.environ), "0") != "0":
         return 0                                         # behind an mpirun that is not needed, one process is enough
     try:
@@ -70,7 +76,7 @@ def _run(arguments: list[str]) -> int:
     if name not in COMMANDS:
         if name == "bench":
             return _say("the bench runs under MPI: mpirun -np 8 python -m mpiring.bench", 2)
-        return _say(unknown("command", name, COMMANDS), 2)
+        return _say(unknown("command", name, [*COMMANDS, TUNE]), 2)
     command = import_module(f"mpiring.commands.{name}")
     return command.run(command.parser().parse_args(arguments[1:]))
 
@@ -80,8 +86,9 @@ def usage() -> str:
     lines = [f"  {name:<10} {line}" for name, line in COMMANDS.items()]
     return "\n".join([
         "usage: python -m mpiring COMMAND ...", "", *lines, "",
-        "python -m mpiring COMMAND --help says more, with examples. The bench runs under MPI and is started otherwise:",
-        "  mpirun -np 8 python -m mpiring.bench"])
+        "python -m mpiring COMMAND --help says more, with examples. These run under MPI:",
+        f"  mpirun -np 8 python -m mpiring {TUNE}    measure which algorithm is fastest here, for 'auto'",
+        "  mpirun -np 8 python -m mpiring.bench   time algorithms against each other"])
 
 
 def _say(problem: str, status: int) -> int:

@@ -6,6 +6,8 @@ All-gather, seven ranks; rank 0 (the others alike, moved round):
 
 Backwards, with sums for copies, it is a reduce-scatter; both one after the other are an allreduce with the fewest bytes in
 2 ceil(log2 n) rounds, whatever n is. All-to-all: a block that must go d places further does so in the rounds of d's set bits.
+The longest messages go furthest, so the order of ranks does not follow nodes here, as it does for the ring: on two nodes of four
+ranks each node would send 5.25 vectors for an allreduce, where ranks that are dealt to the nodes in turn send one.
 Sources: J. Bruck, C.-T. Ho, S. Kipnis, E. Upfal and D. Weathersby, "Efficient algorithms for all-to-all communications in
 multiport message-passing systems", IEEE TPDS 8 (1997). J. L. Traeff, "Optimal, non-pipelined reduce-scatter and allreduce
 algorithms", arXiv:2410.14234 (2024), for the way back.

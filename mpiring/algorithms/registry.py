@@ -23,9 +23,9 @@ from mpiring.algorithms import (
     tree,
 )
 from mpiring.algorithms.costs import Cost
-from mpiring.algorithms.setting import Ring, Setting
+from mpiring.algorithms.setting import Order, Ring, Setting
 from mpiring.algorithms.step import NONE, Step, floor_log2, one
-from mpiring.algorithms.weave import among
+from mpiring.algorithms.weave import among, on_chunks, put
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,11 @@ class Collective:
     wanted: Callable[[int, Setting, int], range]
     reduces: bool
     rooted: bool = False
+
+    @property
+    def scattered(self) -> bool:
+        """Whether chunk r is rank r's own, before or after."""
+        return _own in (self.given, self.wanted)
 
     def vector(self, setting: Setting, chunks: int) -> int:
         """Return how many chunks make up the longest buffer of a rank: what `sent` of an algorithm counts in."""
@@ -97,6 +102,10 @@ class Algorithm:
     needs: names of Setting's attributes that the schedule takes. One that does not take the root is made for root 0.
     pieces: (size, bytes, latency in bytes) -> the best number of pieces, for a pipeline.
     cyclic: rank r's schedule is rank 0's with r added to every peer and chunk, modulo n (chunks in blocks of n).
+    by_node: the schedule's ranks are places in an order that follows nodes: the ranks of the first node, of the second, and so on.
+        For one that talks most to its neighbours and need not keep the order of ranks.
+
+    Raises ValueError for an unknown collective, or for `by_node` where the schedule takes what tells it the ranks themselves.
     """
 
     name: str
@@ -109,8 +118,11 @@ class Algorithm:
     needs: tuple[str, ...] = ()
     pieces: Callable[[int, int, float], int] | None = None
     cyclic: bool = False
+    by_node: bool = False
 
     def __post_init__(self) -> None:
+        if self.by_node and (told := sorted(set(self.needs) - {"pieces"})):
+            raise ValueError(f"algorithm {self.name!r} is by_node, so its schedule knows places, not ranks: it cannot need {told}")
         if isinstance(self.collective, str):
             if self.collective not in COLLECTIVES:
                 raise ValueError(unknown("collective", self.collective, COLLECTIVES))
@@ -127,11 +139,23 @@ class Algorithm:
         most = max(sum(len(step.send) for step in self.steps(rank, setting)) for rank in range(setting.size))
         return Fraction(most, self.collective.vector(setting, self.chunks(setting)))
 
+    def order(self, setting: Setting) -> Order | None:
+        """Return which rank has which place of the schedule; None where the place of each is its number."""
+        if "root" in self.needs:
+            return None
+        return setting.turned_by_node if self.by_node else setting.turned
+
+    def turns(self, setting: Setting) -> bool:
+        """Tell whether rank r's steps are rank 0's with r added: not where other ranks than r have the places r."""
+        return self.cyclic and self.order(setting) is None
+
     def steps(self, rank: int, setting: Setting) -> Iterator[Step]:
         """Yield one rank's steps."""
-        size, shift = setting.size, 0 if "root" in self.needs else setting.root
-        steps = self.schedule((rank - shift) % size, size, *(getattr(setting, need) for need in self.needs))
-        return among(setting.turned, steps) if shift else iter(steps)
+        order = self.order(setting)
+        steps = self.schedule(order.places[rank] if order else rank, setting.size, *(getattr(setting, need) for need in self.needs))
+        if order is None:
+            return iter(steps)
+        return among(order.ranks, on_chunks(put(order.ranks), steps) if self.collective.scattered else steps)
 
 
 def _per_rank(setting: Setting) -> int:
@@ -153,6 +177,7 @@ def _entries(collective: str, *entries: tuple) -> Iterator[Algorithm]:
 
 
 FEWEST = "short and medium vectors: the fewest steps, the fewest bytes"
+RING = {"cyclic": True, "by_node": True}
 PIPELINE = {"needs": ("pieces",), "pieces": pipelined_tree.best_pieces}
 
 ALGORITHMS = {
@@ -161,7 +186,7 @@ ALGORITHMS = {
         *_entries(
             "allreduce",
             ("ring", ring.allreduce, _per_rank, "2*(n-1)", "2*(n-1)/n", "long vectors: the fewest bytes, neighbours only",
-             {"cyclic": True}),
+             RING),
             ("tree", tree.allreduce, _whole, "2*log", "log", "the baseline; keeps the order of ranks"),
             ("recursive_doubling", recursive_doubling.allreduce, _whole, "lg + 2*f", "lg + f", "short vectors: the fewest steps"),
             ("rabenseifner", rabenseifner.allreduce, lambda setting: 1 << floor_log2(setting.size), "2*lg + 2*f",
@@ -174,7 +199,7 @@ ALGORITHMS = {
              "long vectors on very many ranks: few bytes in steps that grow with log n",
              {"needs": ("pieces",), "pieces": double_tree.best_pieces}),
             ("bidirectional_ring", bidirectional_ring.allreduce, lambda setting: 2 * setting.size, "4*(n-1)", "2*(n-1)/n",
-             "long vectors where each neighbour has a link of its own, usable both ways", {"cyclic": True}),
+             "long vectors where each neighbour has a link of its own, usable both ways", RING),
             ("multi_ring", multi_ring.allreduce, lambda setting: setting.size * sum(ring.weight for ring in setting.all_rings),
              "2*(n-1)*r", "2*(n-1)/n", "long vectors on a machine whose links make several rings", {"needs": ("all_rings",)}),
             ("hierarchical", hierarchical.allreduce, lambda setting: setting.lanes * len(setting.members),
@@ -183,12 +208,12 @@ ALGORITHMS = {
         ),
         *_entries(
             "reduce_scatter",
-            ("ring", ring.reduce_scatter, _per_rank, "n-1", "(n-1)/n", "long vectors, neighbours only", {"cyclic": True}),
+            ("ring", ring.reduce_scatter, _per_rank, "n-1", "(n-1)/n", "long vectors, neighbours only", RING),
             ("bruck", bruck.reduce_scatter, _per_rank, "log", "(n-1)/n", FEWEST, {"cyclic": True}),
         ),
         *_entries(
             "allgather",
-            ("ring", ring.allgather, _per_rank, "n-1", "(n-1)/n", "long vectors, neighbours only", {"cyclic": True}),
+            ("ring", ring.allgather, _per_rank, "n-1", "(n-1)/n", "long vectors, neighbours only", RING),
             ("bruck", bruck.allgather, _per_rank, "log", "(n-1)/n", FEWEST, {"cyclic": True}),
         ),
         *_entries(
@@ -196,7 +221,8 @@ ALGORITHMS = {
             ("tree", tree.broadcast, _whole, "log", "log", "short vectors: the fewest steps", {"needs": ("root",)}),
             ("pipelined_tree", pipelined_tree.broadcast, _per_piece, "2*(h+k)", "min(2, n//2)",
              "medium and long vectors on many ranks", PIPELINE),
-            ("scatter_allgather", scatter_allgather.broadcast, _per_rank, "log + n - 1", "2*(n-1)/n", "long vectors on few ranks"),
+            ("scatter_allgather", scatter_allgather.broadcast, _per_rank, "log + n - 1", "2*(n-1)/n", "long vectors on few ranks",
+             {"by_node": True}),
         ),
         *_entries(
             "reduce",
@@ -205,7 +231,7 @@ ALGORITHMS = {
             ("pipelined_tree", pipelined_tree.reduce, _per_piece, "2*(h+k)", "1",
              "medium and long vectors on many ranks; keeps the order of ranks for root 0", PIPELINE),
             ("reduce_scatter_gather", reduce_scatter_gather.reduce, _per_rank, "n - 1 + log", "(n-1+s)/n",
-             "long vectors on few ranks"),
+             "long vectors on few ranks", {"by_node": True}),
         ),
         *_entries(
             "alltoall",

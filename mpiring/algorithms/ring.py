@@ -6,7 +6,8 @@ c it is whole. Then it goes round once more and leaves a copy everywhere.
     reduce-scatter   c+1 -> c+2 -> ... -> c        each arrow adds the receiver's share
     all-gather       c -> c+1 -> ... -> c-1        each arrow overwrites
 
-All chunks travel at once, each one place behind the next, so every link carries one chunk in every step.
+All chunks travel at once, each one place behind the next, so every link carries one chunk in every step. Rank means place here:
+the registry lets the places follow the nodes (by_node), so in every step one chunk leaves each node, and one enters it.
 Source: P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69 (2009).
 """
 

@@ -16,13 +16,21 @@ class Ring(NamedTuple):
     weight: int = 1
 
 
+class Order(NamedTuple):
+    """The rank at every place of a schedule, and the place of every rank."""
+
+    ranks: tuple[int, ...]
+    places: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Setting:
     """`size` ranks and, for the algorithms that look at them, root, pieces, nodes and rings. Equal on all ranks.
 
     pieces: the chunks that a pipeline cuts the vector (double_tree: half the vector) into.
     nodes: the number of every rank's node; left out, all ranks share one.
-    rings: for multi_ring, each through all ranks; left out, two rings over strides that have no divisor in common with `size`.
+    rings: for multi_ring, each through all ranks; left out, two rings over strides that have no divisor in common with `size`,
+        counted node by node.
 
     Raises ValueError for a value that no schedule can be made for.
     """
@@ -73,18 +81,37 @@ class Setting:
         return max(map(len, self.members))
 
     @cached_property
-    def turned(self) -> list[int]:
-        """The rank at every place, counted from the root on."""
-        return [*range(self.root, self.size), *range(self.root)]
+    def by_node(self) -> list[int]:
+        """All ranks, node by node: a ring in this order leaves every node once and enters it once."""
+        return [rank for ranks in self.members for rank in ranks]
+
+    @cached_property
+    def turned(self) -> Order | None:
+        """The ranks from the root on; None where the place of each is its number."""
+        return _from(self.root, range(self.size))
+
+    @cached_property
+    def turned_by_node(self) -> Order | None:
+        """The ranks node by node, from the root on; None where the place of each is its number."""
+        return _from(self.root, self.by_node)
 
     @cached_property
     def all_rings(self) -> tuple[Ring, ...]:
-        """The rings given, or two of equal weight that use different links where there are enough ranks."""
+        """The rings given, or two of equal weight, by node, that use different links where there are enough ranks."""
         if self.rings:
             return self.rings
         strides = [stride for stride in range(1, self.size // 2 + 1) if gcd(stride, self.size) == 1][:2] or [1]
         ways = strides if len(strides) > 1 else [1, -1]
-        return tuple(Ring(tuple(stride * place % self.size for place in range(self.size))) for stride in ways)
+        return tuple(Ring(tuple(self.by_node[stride * place % self.size] for place in range(self.size))) for stride in ways)
+
+
+def _from(root: int, ranks: Sequence[int]) -> Order | None:
+    """Return the order that begins at the root and goes on round the ranks."""
+    start = ranks.index(root)
+    order = *ranks[start:], *ranks[:start]
+    if all(rank == place for place, rank in enumerate(order)):
+        return None
+    return Order(order, tuple(sorted(range(len(order)), key=order.__getitem__)))
 
 
 def rings(orders: Sequence[Sequence[int]], weights: Sequence[int] | None = None) -> tuple[Ring, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat, zip_longest
 
-from mpiring.algorithms.step import IDLE, NONE, Chunks, Step
+from mpiring.algorithms.step import IDLE, NONE, Chunks, Step, one
 
 
 def among(ranks: Sequence[int], steps: Iterable[Step]) -> Iterator[Step]:
@@ -25,6 +25,11 @@ def on_chunks(where: Callable[[Chunks], Chunks], steps: Iterable[Step]) -> Itera
 def spread(base: int, width: int = 1) -> Callable[[range], range]:
     """Return the function that puts `width` chunks in the place of each, the first ones at `base`."""
     return lambda chunks: range(base + chunks.start * width, base + chunks.stop * width)
+
+
+def put(ids: Sequence[int]) -> Callable[[Chunks], Chunks]:
+    """Return the function that puts chunk ids[c] in the place of chunk c."""
+    return lambda chunks: one(ids[chunks[0]]) if len(chunks) == 1 else tuple(ids[chunk] for chunk in chunks)
 
 
 def beside(*schedules: Iterable[Step]) -> Iterator[Step]:

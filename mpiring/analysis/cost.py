@@ -102,9 +102,9 @@ def setting_for(algorithm: Algorithm, nbytes: int, machine: Machine, ranks: int)
 
 
 def effort(algorithm: Algorithm, setting: Setting) -> float:
-    """Return about how many seconds it takes to price a schedule here, to warn of hours: 1 us a step, fewer if it is cyclic."""
+    """Return about how many seconds it takes to price a schedule here, to warn of hours: 1 us a step, fewer if it turns."""
     steps = float(algorithm.rounds(setting)) * setting.size
-    return 1e-6 * steps / (15 if algorithm.cyclic else 1)
+    return 1e-6 * steps / (15 if algorithm.turns(setting) else 1)
 
 
 class _Clock:

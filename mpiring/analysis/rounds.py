@@ -50,7 +50,7 @@ def rounds_of(algorithm: Algorithm, setting: Setting, total: int) -> Iterator[Ro
     if setting.size == 1:
         return
     sizes = np.array(counts(total, algorithm.chunks(setting)))
-    if algorithm.cyclic and not setting.root:
+    if algorithm.turns(setting):
         yield from _turned(algorithm, setting, sizes)
         return
     known = ALGORITHMS.get((algorithm.collective.name, algorithm.name)) is algorithm

@@ -6,17 +6,18 @@ import argparse
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import numpy as np
 from mpi4py import MPI
 
 from mpiring.algorithms.registry import COLLECTIVES
-from mpiring.bench import environment, options, report
+from mpiring.bench import environment, options, peers, report
 from mpiring.bench.report import Result
-from mpiring.bench.subjects import BUS_FACTORS, Buffers, bind
+from mpiring.bench.subjects import BOUND, BUS_FACTORS, COMM, Buffers, bind, what_ran
 from mpiring.bench.timing import interleaved
-from mpiring.collectives import NATIVE
 from mpiring.runtime.launcher import wrong_launcher
+from mpiring.select import NATIVE, SHARED
 
 
 def main(argv: list[str] | None = None, comm: MPI.Comm = MPI.COMM_WORLD) -> int:
@@ -25,23 +26,33 @@ def main(argv: list[str] | None = None, comm: MPI.Comm = MPI.COMM_WORLD) -> int:
         print(f"mpiring.bench: {problem}", file=sys.stderr)
         return 2
     chosen = options.parse(argv, quiet=comm.rank != 0, size=comm.size)
-    where = environment.describe(comm)
+    where = environment.describe(comm) | {"buffers": chosen.buffers, "inplace": chosen.inplace}
     say = print if comm.rank == 0 else _nothing
     for line in environment.header(where):
         say(f"# {line}", flush=True)
-    width = max(9, *map(len, chosen.algorithms))
-    say(report.heading(width), flush=True)
-    results, places = [], []
-    for result, place in measure(chosen, comm, say):
-        results.append(result)
-        say(report.row(result, width), flush=True)
-        if place:
-            places.append(f"{result.algorithm}, {result.bytes} bytes: {result.wrong} wrong, first on {place}")
+    with peers.gloo(comm) if chosen.peers else nullcontext():
+        results, places = _table(chosen, comm, say)
+    for line in report.summary_lines(report.summary(results)):
+        say(f"# {line}", flush=True)
     if comm.rank == 0 and results:
         _write(chosen, where, results)
     for place in places:
         say(f"WRONG: {place}", file=sys.stderr)
     return 1 if places else 0
+
+
+def _table(chosen: argparse.Namespace, comm: MPI.Comm, say: Callable) -> tuple[list[Result], list[str]]:
+    """Measure and print row by row; return the results, and the places of what is wrong."""
+    table = report.Table(chosen.algorithms, chosen.bound)
+    say(table.heading(), flush=True)
+    results, places = [], []
+    for result, place in measure(chosen, comm, say):
+        results.append(result)
+        for line in table.rows(result):
+            say(line, flush=True)
+        if place:
+            places.append(f"{result.label}, {result.bytes} bytes: {result.wrong} wrong, first on {place}")
+    return results, places
 
 
 def measure(chosen: argparse.Namespace, comm: MPI.Comm, say: Callable) -> Iterator[tuple[Result, str]]:
@@ -52,24 +63,33 @@ def measure(chosen: argparse.Namespace, comm: MPI.Comm, say: Callable) -> Iterat
     for number, count in enumerate(counts):
         nbytes = count * chosen.datatype.itemsize
         _progress(comm, f"{number + 1}/{len(counts)}: {nbytes} bytes")
-        buffers = Buffers(chosen.collective, chosen.op, chosen.datatype, count, comm, chosen.inplace, chosen.root)
-        calls, wrong = {}, {}
-        for name in list(names):
-            try:
-                calls[name] = bind(name, buffers)
-                wrong[name] = _check(calls[name], buffers, bool(chosen.check))
-            except TypeError as error:                # native alone: this library has no such op for the dtype
-                if name != NATIVE:
-                    raise
-                names.remove(name)
-                calls.pop(name, None)
-                say(f"# {name} left out: {error}", flush=True)
+        buffers = Buffers(chosen.collective, chosen.op, chosen.datatype, count, comm, chosen.inplace, chosen.root, chosen.buffers)
+        calls, wrong = _prepared(names, buffers, bool(chosen.check), say)
         times = interleaved(list(calls.values()), buffers.reset, chosen.warmup_iters,
                             options.iterations(chosen, nbytes), chosen.agg_iters, comm) * 1e6
         _progress(comm, "")
+        ran = {name: what_ran(name, buffers, call) for name, call in calls.items()}
         medians = dict(zip(calls, np.median(times, axis=1)))
+        buffers.free()
         for name, samples in zip(calls, times):
-            yield _result(chosen, comm.size, count, name, samples, medians, wrong[name][0]), wrong[name][1]
+            yield _result(chosen, comm.size, count, name, samples, medians, wrong[name][0], *ran[name]), wrong[name][1]
+
+
+def _prepared(names: list[str], buffers: Buffers, check: bool,
+              say: Callable) -> tuple[dict[str, Callable], dict[str, tuple[int | None, str]]]:
+    """Bind and check the subjects; one that this library or machine has not is left out of this size and of all that follow."""
+    calls, wrong = {}, {}
+    for name in list(names):
+        try:
+            call = bind(name, buffers)
+            wrong[name] = _check(call, buffers, check and name != BOUND)
+            calls[name] = call
+        except (TypeError, ValueError) as error:
+            if name not in (NATIVE, SHARED, COMM):
+                raise
+            names.remove(name)
+            say(f"# {name} left out: {error}", flush=True)
+    return calls, wrong
 
 
 def _check(call: Callable[[], object], buffers: Buffers, check: bool) -> tuple[int | None, str]:
@@ -81,14 +101,14 @@ def _check(call: Callable[[], object], buffers: Buffers, check: bool) -> tuple[i
 
 
 def _result(chosen: argparse.Namespace, size: int, count: int, name: str, samples: np.ndarray, medians: dict[str, float],
-            wrong: int | None) -> Result:
+            wrong: int | None, ran: str | None, path: str | None) -> Result:
     nbytes, median = count * chosen.datatype.itemsize, float(medians[name])
     algbw = nbytes / median / 1e3
     time = {"median": round(median, 3), "min": round(float(samples.min()), 3), "p99": round(float(np.percentile(samples, 99)), 3)}
-    ratio = round(float(medians[NATIVE]) / median, 4) if NATIVE in medians else None
+    ratio, share = (round(float(medians[other]) / median, 4) if other in medians else None for other in (NATIVE, BOUND))
     op = chosen.op if COLLECTIVES[chosen.collective].reduces else "-"
     return Result(chosen.collective, name, nbytes, count, str(chosen.datatype), op, time, round(algbw, 6),
-                  round(algbw * BUS_FACTORS[chosen.collective](size), 6), ratio, wrong)
+                  round(algbw * BUS_FACTORS[chosen.collective](size), 6), ratio, wrong, ran, path, share)
 
 
 def _write(chosen: argparse.Namespace, where: dict, results: list[Result]) -> None:

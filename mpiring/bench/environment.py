@@ -36,7 +36,8 @@ def header(environment: dict[str, Any]) -> list[str]:
     lines = [
         "mpiring {mpiring} on {library}, mpi4py {mpi4py}, NumPy {numpy}, Python {python}, thread level {thread_level}"
         .format(**environment),
-        "{ranks} ranks on {nodes} node(s) with {cores} cores".format(**environment),
+        "{ranks} ranks on {nodes} node(s) with {cores} cores, {buffers} buffers{place}"
+        .format(**environment, place=", in place" if environment["inplace"] else ""),
     ]
     if environment["ranks_per_node"] > environment["cores"]:
         lines.append(f"WARNING: {environment['ranks_per_node']} ranks share {environment['cores']} cores: times say how the ranks "

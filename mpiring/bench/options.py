@@ -10,56 +10,100 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-
 from mpiring.algorithms import registry
-from mpiring.collectives import NATIVE
+from mpiring.bench.peers import GLOO, GLOO_DTYPES
+from mpiring.bench.subjects import BOUND, COMM, PLAN
+from mpiring.bench.values import DTYPES, a_dtype, a_size, above_one, an_op, natural, positive
+from mpiring.planning import AUTO
 from mpiring.runtime import ops
-from mpiring.units import parse_size, parse_whole
+from mpiring.select import NATIVE, SHARED
 
-DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
-          "longdouble", "complex64", "complex128", "clongdouble", "bfloat16")
-
-COMPARED = ("ring", "tree", NATIVE)
+COMPARED = (AUTO, "ring", "tree", NATIVE)
 """What an allreduce is measured with where nothing else is asked for."""
 
-EPILOG = """An algorithm may also be FILE.py:NAME: a function (buf, comm) of yours that sums in place, or an mpiring.Algorithm.
- Bandwidths are in GB/s (1e9 bytes): algbw = bytes / time, busbw = what a link carries: 2(n-1)/n * algbw for allreduce,
-algbw for broadcast and reduce, (n-1)/n * algbw for the others. xnative = native's median over this one's: above 1 is faster than
-the MPI library. Exit status: 0, 1 when an element is wrong, 2 for a wrong command line or launcher."""
+EPILOG = """\
+algorithms beside those of `python -m mpiring algorithms`:
+  auto          what mpiring chooses; the table says what that was: auto:shared
+  shared        ranks of a node reduce in each other's memory
+  native        the MPI library's own, called through mpiring
+  comm          the same by mpi4py's comm.Allreduce (and so on) without mpiring
+  plan          allreduce by a plan made once, with mpiring.allreduce_init
+  FILE.py:NAME  yours: a function (buf, comm) that sums in place, or an
+                mpiring.Algorithm
+
+columns:
+  median, min, p99  microseconds of one call, on the slowest rank
+  algbw         GB/s (1e9 bytes): bytes / time
+  busbw         GB/s that a link carries: 2(n-1)/n * algbw for allreduce, algbw
+                for broadcast and reduce, (n-1)/n * algbw for the others
+  xnative       native's median over this one's: above 1 is faster than the MPI
+                library. Its geometric mean over all sizes stands at the end
+  bound%        with --bound: the bound's median over this one's. In the bound,
+                all ranks scale their own array in place at the same time: each
+                byte is read once and written once, and no allreduce can do with
+                less. (Below some KiB it is the time of a NumPy call)
+  #wrong        elements that differ from the exact result
+
+examples:
+  mpirun -np 8 python -m mpiring.bench --buffers shared --inplace --bound
+  mpirun -np 4 python -m mpiring.bench -b 1M --algorithms all --plot all.svg
+
+what a call costs beside moving bytes (auto minus comm is mpiring's part):
+  mpirun -np 2 python -m mpiring.bench -b 4 -e 4 -n 50 -m 1000 \\
+      --algorithms comm,native,auto,plan
+
+exit status: 1 when an element is wrong, 2 for a wrong command line or launcher"""
 
 
 def parse(argv: list[str] | None, quiet: bool, size: int = 1) -> argparse.Namespace:
     """Parse the command line for `size` ranks; `quiet` ones leave the words to another."""
-    parser = _Parser(prog="python -m mpiring.bench", description="Time collectives, interleaved, iteration by "
-                     "iteration. Options are those of nccl-tests where it has them.", epilog=EPILOG)
+    parser = _Parser(prog="python -m mpiring.bench", usage="%(prog)s [options], under mpirun", epilog=EPILOG,
+                     description="Time collectives, interleaved, iteration by iteration.\nOptions are those of nccl-tests where "
+                     "it has them.", formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.quiet = quiet
-    add = parser.add_argument
-    add("-b", "--minbytes", type=a_size, default=8, metavar="SIZE", help="smallest vector, with K, M or G (default 8)")
-    add("-e", "--maxbytes", type=a_size, default=64 << 20, metavar="SIZE", help="largest vector (default 64M); always measured")
-    add("-f", "--stepfactor", type=_above_one, default=4, metavar="F", help="factor between sizes (default 4)")
-    add("-n", "--iters", type=_positive, metavar="N", help="iterations (default 20, below 64K 100)")
-    add("-w", "--warmup_iters", type=_natural, default=6, metavar="N", help="iterations that do not count, first (default 6)")
-    add("-m", "--agg_iters", type=_positive, default=1, metavar="N", help="calls in one iteration, back to back with no barrier "
-        "between (default 1); times are of one call")
-    add("-c", "--check", type=int, choices=(0, 1), default=1, help="check every element of a run of its own (default 1)")
-    add("-o", "--op", default="SUM", type=_op, metavar="OP", help=f"{', '.join(ops.NAMES)} (default SUM)")
-    add("-d", "--datatype", default="float32", type=_dtype, metavar="DTYPE", help=f"{', '.join(DTYPES)} (default float32)")
-    add("--collective", choices=tuple(registry.COLLECTIVES), default="allreduce", help="(default allreduce)")
-    add("-r", "--root", type=_natural, default=0, metavar="RANK", help="root of broadcast and reduce (default 0)")
-    add("--algorithms", metavar="LIST", help="names with commas between, or all (default for allreduce: "
-        f"{','.join(COMPARED)}; for others: all)")
-    add("--inplace", action="store_true", help="in place (default: from sendbuf to recvbuf)")
-    add("--json", metavar="FILE", help="write environment and results")
-    add("--csv", metavar="FILE", help="write results")
-    add("--plot", metavar="FILE", help="draw time and busbw over bytes: .png or .svg (extra 'plot')")
+    _add_what(parser.add_argument_group("what is measured").add_argument)
+    _add_how(parser.add_argument_group("how it is measured").add_argument)
+    _add_files(parser.add_argument_group("what is written, beside the table").add_argument)
     options = parser.parse_args(argv)
     _complete(parser, options, size)
     return options
 
 
+def _add_what(add: Any) -> None:
+    add("--collective", choices=tuple(registry.COLLECTIVES), default="allreduce", metavar="NAME",
+        help=f"{', '.join(registry.COLLECTIVES)} (default allreduce)")
+    add("--algorithms", metavar="LIST", help="names with commas between, or all (default for allreduce: "
+        f"{','.join(COMPARED)}; for others: all)")
+    add("--peers", action="store_true", help="as well PyTorch's gloo, for sums of float32, float64, int32, int64 (extra 'torch')")
+    add("--bound", action="store_true", help="as well the time that memory alone takes; each algorithm's share: bound%%")
+    add("-o", "--op", default="SUM", type=an_op, metavar="OP", help=f"{', '.join(ops.NAMES)} (default SUM)")
+    add("-d", "--datatype", default="float32", type=a_dtype, metavar="DTYPE", help=f"{', '.join(DTYPES)} (default float32)")
+    add("-r", "--root", type=natural, default=0, metavar="RANK", help="root of broadcast and reduce (default 0)")
+    add("--inplace", action="store_true", help="in place (default: from sendbuf to recvbuf)")
+    add("--buffers", choices=("ordinary", "shared"), default="ordinary", help="NumPy's own arrays, or those of mpiring.empty in "
+        "memory that the ranks of a node share (default ordinary)")
+
+
+def _add_how(add: Any) -> None:
+    add("-b", "--minbytes", type=a_size, default=8, metavar="SIZE", help="smallest vector, with K, M or G (default 8)")
+    add("-e", "--maxbytes", type=a_size, default=64 << 20, metavar="SIZE", help="largest vector (default 64M); always measured")
+    add("-f", "--stepfactor", type=above_one, default=4, metavar="F", help="factor between sizes (default 4)")
+    add("-n", "--iters", type=positive, metavar="N", help="iterations (default 20, below 64K 100)")
+    add("-w", "--warmup_iters", type=natural, default=6, metavar="N", help="iterations that do not count, first (default 6)")
+    add("-m", "--agg_iters", type=positive, default=1, metavar="N", help="calls in one iteration, back to back with no barrier "
+        "between (default 1); times are of one call")
+    add("-c", "--check", type=int, choices=(0, 1), default=1, help="check every element of a run of its own (default 1)")
+
+
+def _add_files(add: Any) -> None:
+    add("--json", metavar="FILE", help="write environment, results and summary")
+    add("--csv", metavar="FILE", help="write results")
+    add("--plot", metavar="FILE", help="draw time and busbw over bytes: .png or .svg (extra 'plot')")
+
+
 def _complete(parser: _Parser, options: argparse.Namespace, size: int) -> None:
     _complete_algorithms(parser, options)
+    _complete_beside(parser, options)
     if options.root >= size:
         parser.error(f"argument -r: root {options.root} is not one of {size} ranks")
     if options.maxbytes < options.minbytes:
@@ -83,12 +127,15 @@ def _complete(parser: _Parser, options: argparse.Namespace, size: int) -> None:
 
 
 def _complete_algorithms(parser: _Parser, options: argparse.Namespace) -> None:
-    known = [*registry.names(options.collective), NATIVE]
-    usual = COMPARED if options.collective == "allreduce" else known
-    options.algorithms = known if options.algorithms == "all" else options.algorithms.split(",") if options.algorithms else [*usual]
+    every = [AUTO, SHARED, *registry.names(options.collective), NATIVE]
+    known = [*every, COMM, *([PLAN] if options.collective == "allreduce" else [])]
+    usual = COMPARED if options.collective == "allreduce" else every
+    options.algorithms = every if options.algorithms == "all" else (options.algorithms or ",".join(usual)).split(",")
     for name in options.algorithms:
         if name in known:
             continue
+        if name == PLAN:
+            parser.error(f"argument --algorithms: {PLAN} is for --collective allreduce, not {options.collective}")
         if not re.fullmatch(r".+\.py:\w+", name):
             parser.error("argument --algorithms: " + registry.unknown("algorithm", name, [*known, "FILE.py:FUNCTION"],
                                                                       f" for {options.collective}"))
@@ -103,6 +150,22 @@ def _complete_algorithms(parser: _Parser, options: argparse.Namespace) -> None:
         parser.error("argument --algorithms: the same name twice")
 
 
+def _complete_beside(parser: _Parser, options: argparse.Namespace) -> None:
+    """Add what --peers and --bound ask for to the algorithms."""
+    if options.peers:
+        if (options.collective, options.op) != ("allreduce", "SUM") or str(options.datatype) not in GLOO_DTYPES:
+            op = f" {options.op}" if registry.COLLECTIVES[options.collective].reduces else ""
+            parser.error(f"argument --peers: is for an allreduce with SUM of {', '.join(GLOO_DTYPES)}, not "
+                         f"{options.collective}{op} of {options.datatype}")
+        if importlib.util.find_spec("torch") is None:
+            parser.error("argument --peers: needs PyTorch: pip install 'mpiring[torch]'")
+        options.algorithms.append(GLOO)
+    if options.bound:
+        if options.collective != "allreduce":
+            parser.error(f"argument --bound: is for --collective allreduce, not {options.collective}")
+        options.algorithms.append(BOUND)
+
+
 def sizes(options: argparse.Namespace) -> list[int]:
     """Return the numbers of elements to measure: from the smallest to the largest vector by the factor, whole elements."""
     itemsize, nbytes, found = options.datatype.itemsize, float(options.minbytes), []
@@ -115,56 +178,6 @@ def sizes(options: argparse.Namespace) -> list[int]:
 def iterations(options: argparse.Namespace, nbytes: int) -> int:
     """Return how often a size is measured."""
     return options.iters or (20 if nbytes >= 64 << 10 else 100)
-
-
-def a_size(text: str) -> int:
-    """Parse bytes such as 8, 64K, 16M or 1G; nothing that cannot be there."""
-    try:
-        nbytes = parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    if nbytes > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
-        raise argparse.ArgumentTypeError(f"{text!r} is more than this machine's memory")
-    return nbytes
-
-
-def _op(text: str) -> str:
-    if text.upper() not in ops.NAMES:
-        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(ops.NAMES)}")
-    return text.upper()
-
-
-def _dtype(text: str) -> np.dtype:
-    if text == "bfloat16":
-        try:
-            import ml_dtypes
-        except ImportError:
-            raise argparse.ArgumentTypeError("bfloat16 needs ml_dtypes: pip install ml_dtypes") from None
-        return np.dtype(ml_dtypes.bfloat16)
-    if text not in DTYPES:
-        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(DTYPES)}")
-    return np.dtype(text)
-
-
-def _above_one(text: str) -> float:
-    if not re.fullmatch(r"\d*\.?\d+", text) or float(text) <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 1")
-    return float(text)
-
-
-def _positive(text: str) -> int:
-    return _whole(text, 1)
-
-
-def _natural(text: str) -> int:
-    return _whole(text, 0)
-
-
-def _whole(text: str, least: int) -> int:
-    try:
-        return parse_whole(text, least)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 class _Parser(argparse.ArgumentParser):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import Any
 
 from mpiring.bench.report import Result
+from mpiring.bench.subjects import BOUND
 from mpiring.units import binary
 
 
@@ -17,14 +19,15 @@ def draw(path: str, environment: dict[str, Any], results: list[Result]) -> None:
 
     first = results[0]
     figure, (time, bandwidth) = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
-    for marker, name in zip("os^Dvp*X", dict.fromkeys(result.algorithm for result in results)):
+    for marker, name in zip(cycle("os^Dvp*X"), dict.fromkeys(result.algorithm for result in results)):
         mine = [result for result in results if result.algorithm == name]
         sizes = [result.bytes for result in mine]
         label = name.rpartition("/")[2]
-        line, = time.plot(sizes, [result.time_us["median"] for result in mine], marker=marker, markersize=4, label=label)
+        look = {"linestyle": "--", "color": "black"} if name == BOUND else {"marker": marker, "markersize": 4}
+        line, = time.plot(sizes, [result.time_us["median"] for result in mine], **look, label=label)
         time.fill_between(sizes, [result.time_us["min"] for result in mine], [result.time_us["p99"] for result in mine],
                           color=line.get_color(), alpha=0.12, linewidth=0)
-        bandwidth.plot(sizes, [result.busbw for result in mine], marker=marker, markersize=4, label=label)
+        bandwidth.plot(sizes, [result.busbw for result in mine], **look, label=label)
     time.set(xscale="log", yscale="log", ylabel="time (us): median, min to p99", title="time")
     bandwidth.set(xscale="log", ylabel="busbw (GB/s)", title="bus bandwidth", ylim=(0, None))
     for axes in (time, bandwidth):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -57,6 +58,10 @@ class Host:
     def copy(self, target: np.ndarray, source: np.ndarray) -> None:
         """Copy between arrays of this space."""
         np.copyto(target, source)
+
+    def carried(self) -> Any:
+        """Return a context in which another thread works on arrays as this one would."""
+        return nullcontext()
 
 
 class Device:
@@ -115,6 +120,15 @@ class Device:
     def here(self) -> Any:
         """Return a context in which the arrays' device is the current one."""
         return self.xp.cuda.Device(self.index)
+
+    @contextmanager
+    def _with(self, stream: Any) -> Iterator[None]:
+        with self.here(), stream:
+            yield
+
+    def carried(self) -> Any:
+        """As for the host: on their device, in work on this thread's current stream."""
+        return self._with(self.xp.cuda.get_current_stream())
 
     def settle(self) -> None:
         """Wait for all that was started on the current stream."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
+import weakref
 from collections.abc import Callable
-from functools import cache
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import cache, cached_property
 from typing import Any
 
 from mpi4py import MPI
@@ -15,7 +17,10 @@ from mpiring.algorithms.setting import Setting
 from mpiring.analysis.verify import Proof, prove
 from mpiring.runtime.arrays import Space
 from mpiring.runtime.launcher import wrong_launcher
+from mpiring.runtime.memory import Region
+from mpiring.runtime.node import Node
 from mpiring.runtime.topology import nodes
+from mpiring.select import Table, key_for, load, override_setting
 from mpiring.units import parse_size
 
 SEGMENT = 1024 * 1024
@@ -45,6 +50,19 @@ class Cache(dict):
             self.length -= self.pop(next(iter(self))).length
 
 
+class Inline(Executor):
+    """Runs what is submitted before it returns."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Future:
+        """Run a function; return what it returned or raised."""
+        future: Future = Future()
+        try:
+            future.set_result(function(*args, **options))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
 class Channel:
     """A comm's private state. Its messages travel on `comm`, a duplicate, so they never meet those of the caller."""
 
@@ -58,8 +76,15 @@ class Channel:
         self.segment = self._agree(segment_setting) or (REMOTE_SEGMENT if self.spread else SEGMENT)
         self.programs, self.plans = Cache(PLANNED), Cache(PLANNED)
         self.proofs: dict[tuple[Algorithm, Setting], Proof] = {}
+        self.table = self._agree(self._table)
+        self.regions: weakref.WeakSet[Region] = weakref.WeakSet()
+        self.shares = False                              # whether shared arrays were made for this comm: all ranks know
         self.broken: str | None = None
         self._slots: dict[tuple, Any] = {}
+
+    def _table(self) -> Table:
+        """Read which algorithms to choose, and what the environment says of that; ValueError where either is wrong."""
+        return load(key_for(MPI.get_vendor(), self.nodes)).with_override(override_setting())
 
     def _agree(self, setting: Callable[[], Any]) -> Any:
         """Return rank 0's value of a setting, so that all ranks have the same; its error is everybody's."""
@@ -74,6 +99,53 @@ class Channel:
             self.comm.Free()
             raise ValueError(f"rank 0: {value}")
         return value
+
+    @cached_property
+    def members(self) -> list[list[int]]:
+        """The ranks of every node."""
+        return Setting(self.size, nodes=tuple(self.nodes)).members
+
+    @cached_property
+    def node(self) -> Node | None:
+        """What this rank's node shares; None, on all ranks, where the ranks of a node cannot share memory. Collective at first."""
+        node = Node(self.comm, self.nodes)
+        if not self.comm.allreduce(node.mapping is not None, MPI.LAND):
+            node.free()
+            return None
+        return node
+
+    @cached_property
+    def lane(self) -> Channel | None:
+        """The channel of the ranks with this one's place on every node; None for ranks that the smallest node has no place for.
+
+        Collective at first.
+        """
+        place = self.members[self.nodes[self.rank]].index(self.rank)
+        comm = self.comm.Split(place if place < self.lanes else MPI.UNDEFINED, self.nodes[self.rank])
+        if comm == MPI.COMM_NULL:
+            return None
+        channel = Channel(comm)
+        comm.Free()
+        return channel
+
+    @cached_property
+    def lanes(self) -> int:
+        """The ranks of the smallest node."""
+        return min(map(len, self.members))
+
+    @cached_property
+    def background(self) -> Channel:
+        """A channel for what runs beside the caller. Collective at first."""
+        channel = Channel(self.comm)
+        channel.shares = self.shares
+        return channel
+
+    @cached_property
+    def worker(self) -> Executor:
+        """Runs plans one after the other beside the caller; where MPI is not for several threads, at once."""
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            return Inline()
+        return ThreadPoolExecutor(1, "mpiring")
 
     def proof(self, algorithm: Algorithm, setting: Setting) -> Proof:
         """Return an algorithm's proof, made once; ScheduleError where it is wrong."""
@@ -90,6 +162,14 @@ class Channel:
 
     def free(self) -> None:
         """Let go of the duplicate and all that hangs on it."""
+        self.broken = "it was freed"
+        for region in list(self.regions):
+            region.retire("with its comm")
+        for part in ("background", "lane", "node"):
+            if self.__dict__.get(part) is not None:
+                self.__dict__.pop(part).free()
+        if "worker" in self.__dict__:
+            self.worker.shutdown()
         self.plans.clear()
         self.programs.clear()
         self._slots.clear()
@@ -108,6 +188,16 @@ def segment_setting() -> int | None:
     if not 64 <= size <= 1 << 30:
         raise ValueError(f"MPIRING_SEGMENT is {text!r}, not a number of bytes from 64 to 1024M such as 65536, 512K or 2M")
     return size
+
+
+def check_comm(comm: Any) -> None:
+    """Raise TypeError or ValueError for what is no intra-communicator."""
+    if not isinstance(comm, MPI.Comm):
+        raise TypeError(f"comm is of type {type(comm).__name__}, not an MPI communicator")
+    if not comm:
+        raise ValueError("comm is MPI.COMM_NULL: was it freed, or is this rank not part of it?")
+    if comm.Is_inter():
+        raise ValueError("comm is an inter-communicator; use one of its groups, or its Merge()")
 
 
 def _free(comm: MPI.Comm, keyval: int, channel: Channel) -> None:

@@ -6,6 +6,7 @@ sent. Arrays that MPI cannot read as they are go through a packed copy: in host 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ LIMIT = 1 << 30
 class NativePlan:
     """One of MPI's collectives bound to its buffers: a list of calls."""
 
-    algorithm = "native"
+    algorithm, path, gone = "native", "native", ""
 
     def __init__(self, channel: Channel, call: Call, operation: ops.Operation | None, space: Space, sendbuf: Any, recvbuf: Any,
                  shares: list[int]):
@@ -42,14 +43,17 @@ class NativePlan:
         packed, source = (recv, recvbuf) if send is None else (send, sendbuf)
         xp, pull, push = (space.xp, space.copy, space.copy) if space.reachable else (np, space.pull, space.push)
         settle: list[Task] = [(space.settle, ())] if space.settle else []
-        self.tasks: list[Task] = [(pull, (packed, source))] if packed is not source else []
-        self.tasks += settle + self._calls(send, recv, shares, operation)
+        self.before: list[Task] = [(pull, (packed, source))] if packed is not source else []
+        self.before += settle
+        self.calls = self._calls(send, recv, shares, operation)
+        self.after: list[Task] = []
         if call.root in (None, channel.rank) or call.collective == "broadcast":
             if operation and operation.average and channel.size > 1:
-                self.tasks.append((ops.divide(xp, recv.dtype, channel.size), (recv,)))
+                self.after.append((ops.divide(xp, recv.dtype, channel.size), (recv,)))
             if recv is not recvbuf and not (call.collective == "broadcast" and call.root == channel.rank):
-                self.tasks.append((push, (recvbuf, recv)))
-        self.tasks += settle
+                self.after.append((push, (recvbuf, recv)))
+        self.after += settle
+        self.tasks = self.before + self.calls + self.after
 
     def __call__(self) -> None:
         """Run."""
@@ -60,6 +64,20 @@ class NativePlan:
             if error.Get_error_class() == MPI.ERR_TRUNCATE:
                 raise MismatchError(f"{self.call} on rank {self.channel.rank}: ranks disagree: {error}") from None
             raise
+
+    def start(self) -> Callable[[], None]:
+        """Begin a run by the library's call that does not block; return the function that waits for its end."""
+        for task, args in self.before:
+            task(*args)
+        requests = [getattr(self.channel.comm, f"I{task.__name__.lower()}")(*args) for task, args in self.calls]
+
+        def finish() -> None:
+            for request in requests:
+                request.Wait()
+            for task, args in self.after:
+                task(*args)
+
+        return finish
 
     def _readable(self, array: Any, separate: bool = False) -> Any:
         """Return the array itself if MPI can use it as it is, else room for a packed copy."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from mpi4py import MPI
 
+from mpiring.runtime import halves
+
 NUMBERS = "biufc"
 ORDERED = "biuf"
 INTEGERS = "biu"
@@ -48,7 +50,7 @@ class Operation:
             ufunc = getattr(xp, self.ufunc)
             if self.ufunc in ("maximum", "minimum"):     # of three operands, NumPy wants the last one by keyword
                 return lambda left, right, out: ufunc(left, right, out=out)
-            return ufunc
+            return halves.combine(self, dtype) if xp is np else ufunc
         return _user_combine(self.user, mpi_type(dtype))
 
 
@@ -97,6 +99,38 @@ def _lookup(op: object) -> Operation:
     return Operation("user", "", NUMBERS, user=op)
 
 
+_INTS, _WIDE_INTS, _REALS, _COMPLEX = "bhilqBHILQ", "ilqILQ", "fdg", "FDG"
+
+NATIVE_AGREES = {
+    # Open MPI's sums of 8 and 16 bits saturate where it has vector instructions for them, and wrap in the remainder.
+    "SUM": _WIDE_INTS + _REALS + _COMPLEX,
+    "AVERAGE": _WIDE_INTS + _REALS + _COMPLEX,
+    # Products of complex numbers with an infinite part: C finds infinity where NumPy multiplies out and finds NaN.
+    "PROD": _INTS + _REALS,
+    # Of floats, all libraries lose a NaN that not all ranks have, MPICH on some ranks and not on others; zeros keep another sign.
+    "MAX": _INTS,
+    "MIN": _INTS,
+    "LAND": _INTS,
+    "LOR": _INTS,
+    "LXOR": _INTS,
+    "BAND": _INTS,
+    "BOR": _INTS,
+    "BXOR": _INTS,
+}
+"""For each op the dtypes, as NumPy's letters, whose results the MPI libraries and NumPy agree about: the same bits, but that floats
+are summed in another order. Not bool, for which MPI has the logical ops alone, nor float16, which it would round at every step.
+
+Of a NaN they agree where it is, but not about its sign and payload, which can differ between ranks with MPICH and Intel MPI.
+"""
+
+
+def native_agrees(operation: Operation, dtype: np.dtype) -> bool:
+    """Tell whether the MPI library's own collectives may stand in for NumPy: a user's op is the library's to call in any case."""
+    if operation.user is not None:
+        return _has_mpi_type(dtype)
+    return dtype.isnative and dtype.char in NATIVE_AGREES[operation.name]
+
+
 _KIND_NAMES = {"b": "bool", "i": "signed integers", "u": "unsigned integers", "f": "floats", "c": "complex numbers"}
 
 
@@ -104,9 +138,7 @@ def kind(dtype: np.dtype) -> str:
     """Return the dtype's kind, one of 'biufc', or '' for what is not numeric. ml_dtypes' floats count as floats."""
     if dtype.kind in NUMBERS:
         return dtype.kind
-    if dtype.type.__module__ == "ml_dtypes" and "float" in dtype.name:
-        return "f"
-    return ""
+    return "f" if halves.is_float(dtype) else ""
 
 
 def divide(xp, dtype: np.dtype, size: int) -> Callable[[object], object]:
@@ -114,19 +146,22 @@ def divide(xp, dtype: np.dtype, size: int) -> Callable[[object], object]:
 
     Integers are divided in float64 and truncated toward zero, 16-bit floats in float32, others in their own dtype.
     """
-    by = np.float32(size) if dtype.itemsize <= 2 and kind(dtype) == "f" else size
+    by = np.float32(size) if halves.is_narrow(dtype) else size
     return lambda array: xp.true_divide(array, by, array, casting="unsafe")
 
 
 def mpi_type(dtype: np.dtype) -> MPI.Datatype:
     """Return MPI's own datatype for a NumPy dtype; TypeError where it has none."""
-    try:
-        datatype = MPI.Datatype.fromcode(dtype.char) if dtype.isnative else MPI.DATATYPE_NULL
-    except ValueError:
-        datatype = MPI.DATATYPE_NULL
-    if datatype == MPI.DATATYPE_NULL:
+    if not _has_mpi_type(dtype):
         raise TypeError(f"MPI has no datatype for dtype {dtype}; user ops and algorithm='native' need one")
-    return datatype
+    return MPI.Datatype.fromcode(dtype.char)
+
+
+def _has_mpi_type(dtype: np.dtype) -> bool:
+    try:
+        return dtype.isnative and MPI.Datatype.fromcode(dtype.char) != MPI.DATATYPE_NULL
+    except ValueError:
+        return False
 
 
 def _user_combine(op: MPI.Op, datatype: MPI.Datatype) -> Callable[[object, object, object], object]:

@@ -10,8 +10,9 @@ from zlib import crc32
 from mpi4py import MPI
 
 from mpiring.runtime import ops
-from mpiring.runtime.arrays import Space, Vector
+from mpiring.runtime.arrays import HOST, Space, Vector
 from mpiring.runtime.channel import Channel
+from mpiring.runtime.copying import copy
 from mpiring.runtime.giveup import FLAG_BITS, LAST, Unexpected, give_up
 from mpiring.runtime.program import Average, Combine, Copy, Piece, Program, Slot
 
@@ -58,7 +59,7 @@ class Plan:
     def __init__(self, channel: Channel, call: Call, program: Program, operation: ops.Operation | None, space: Space,
                  sendbuf: Any, recvbuf: Any):
         self.channel, self.call, self.transfers, self.space = channel, call, program.transfers, space
-        self.algorithm = call.algorithm
+        self.algorithm, self.path, self.gone = call.algorithm, "messages", ""
         self.length = program.length
         bits = min(channel.tag_bits, 26) - FLAG_BITS
         self.signature = crc32(f"{call} {channel.segment}".encode()) % (1 << bits) << FLAG_BITS
@@ -174,7 +175,7 @@ class _Binder:
         for action in actions:
             if isinstance(action, Copy):
                 for target, source in self._pairs(action.target, action.source):
-                    yield self.space.copy, (target, source)
+                    yield copy(target, source) if self.space is HOST else (self.space.copy, (target, source))
             elif isinstance(action, Combine):
                 for operands in self._triples(action):
                     yield self.combine, operands

@@ -12,7 +12,8 @@ from mpiring.algorithms.cuts import counts
 from mpiring.algorithms.registry import ALGORITHMS, find
 from mpiring.algorithms.setting import Ring, Setting
 from mpiring.algorithms.step import IDLE, Step, floor_log2, one
-from mpiring.analysis.cost import setting_for, simulate
+from mpiring.algorithms.weave import among
+from mpiring.analysis.cost import effort, setting_for, simulate
 from mpiring.analysis.machines import MACHINES, Level, Machine, ethernet, find_machine, with_ranks_per_node
 from mpiring.analysis.rounds import _flow, _packed
 
@@ -285,6 +286,28 @@ def test_the_textbook_and_the_two_rings_of_a_p3():
     assert max(found.idle) < 1e-4
 
 
+def in_turn(algorithm, ranks, per_node):
+    """Return the algorithm for ranks dealt to nodes in turn, by their places on a machine, which has them node by node."""
+    nodes = ranks // per_node
+    dealt = Setting(ranks, nodes=tuple(rank % nodes for rank in range(ranks)))
+    place = [rank % nodes * per_node + rank // nodes for rank in range(ranks)]
+
+    def schedule(at, size):
+        return among(place, algorithm.steps(place.index(at), dealt))
+    return replace(algorithm, schedule=schedule, cyclic=False, by_node=False)
+
+
+@pytest.mark.parametrize("collective, name", [key for key, algorithm in ALGORITHMS.items() if algorithm.by_node])
+def test_a_ring_costs_the_same_however_the_ranks_are_dealt_to_nodes(collective, name):
+    algorithm, hosts = find(name, collective), ethernet(10, 15e-6, 4)
+    for nbytes in (0, 12 * MIB):
+        block = simulate(algorithm, nbytes, hosts, 12)
+        turn = simulate(in_turn(algorithm, 12, 4), nbytes, hosts, 12)
+        assert (turn.seconds, turn.steps, turn.busiest_link_bytes) == (block.seconds, block.steps, block.busiest_link_bytes)
+    by_rank = simulate(in_turn(replace(algorithm, by_node=False), 12, 4), 12 * MIB, hosts, 12)
+    assert by_rank.seconds > 1.5 * block.seconds
+
+
 def everybody_sends(ranks, apart):
     """Return an algorithm of one round: each rank of the first half sends the vector to the one `apart` ranks further."""
     def schedule(rank, size):
@@ -365,6 +388,14 @@ def test_a_cyclic_algorithm_is_asked_for_rank_0_alone():
     assert asked == [0]
     simulate(algorithm, MIB, "dgx-h100", setting=Setting(8, root=3))
     assert len(asked) == 1 + 8                       # another root turns ranks, not chunks
+    simulate(algorithm, MIB, "dgx-h100", setting=Setting(8, nodes=(0, 1) * 4))
+    assert len(asked) == 1 + 8 + 8                   # so do nodes whose ranks do not follow one another
+
+
+def test_the_effort_of_what_turns_is_less():
+    ring, bruck, in_turn = find("ring"), find("bruck"), Setting(64, nodes=(0, 1) * 32)
+    assert effort(ring, in_turn) == 15 * effort(ring, Setting(64, nodes=(0,) * 32 + (1,) * 32))
+    assert effort(bruck, in_turn) == effort(bruck, Setting(64))
 
 
 def test_settings_are_made_for_the_machine():

@@ -18,7 +18,8 @@ MEMORIES = [Memory(), Memory(in_place=False), Memory(False, False, True), Memory
 
 
 def programs(algorithm, size, count, segment, memory, root=0):
-    setting = Setting(size, root if algorithm.collective.rooted else 0, pieces=3)
+    """Return every rank's program, for ranks that are dealt to two nodes in turn."""
+    setting = Setting(size, root if algorithm.collective.rooted else 0, pieces=3, nodes=tuple(rank % 2 for rank in range(size)))
     shares = counts(count, algorithm.chunks(setting))
     if algorithm.collective.name == "alltoall":
         shares = counts(count, size) * size

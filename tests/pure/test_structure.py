@@ -8,8 +8,8 @@ from pathlib import Path
 import mpiring
 
 ROOT = Path(mpiring.__file__).parent
-FLOORS = ["version", "errors", "units", "algorithms", "analysis", "commands", "runtime", "select", "collectives", "engine", "bench",
-          "torch"]
+FLOORS = ["version", "errors", "units", "algorithms", "analysis", "select", "commands", "runtime", "arguments", "planning",
+          "arrays", "collectives", "requests", "engine", "bench", "torch"]
 
 
 def imported(path):

@@ -1,5 +1,6 @@
 """verify proves right schedules for every size, and names rank, step and chunk of wrong ones."""
 
+from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 
@@ -11,9 +12,11 @@ from mpiring import ScheduleError
 from mpiring.algorithms.registry import ALGORITHMS, Algorithm, find, names
 from mpiring.algorithms.setting import Setting, rings
 from mpiring.algorithms.step import IDLE, Step, one
+from mpiring.analysis.replay import replay
 from mpiring.analysis.verify import prove, verify
 
 RING, TREE = find("ring"), find("tree")
+BY_NODE = [key for key, algorithm in ALGORITHMS.items() if algorithm.by_node]
 
 
 @pytest.mark.parametrize("collective, name", ALGORITHMS)
@@ -52,7 +55,7 @@ def test_drawn_layouts(data):
     for algorithm in ALGORITHMS.values():
         setting = Setting(size, data.draw(st.integers(0, size - 1)) if algorithm.collective.rooted else 0,
                           data.draw(st.integers(1, 5)) if algorithm.pieces else 1)
-        if "members" in algorithm.needs:
+        if "members" in algorithm.needs or algorithm.by_node:
             setting = replace(setting, nodes=tuple(data.draw(st.lists(st.integers(0, 5), min_size=size, max_size=size))))
         if "all_rings" in algorithm.needs:
             orders = data.draw(st.lists(st.permutations(range(size)), min_size=1, max_size=3))
@@ -62,18 +65,97 @@ def test_drawn_layouts(data):
         assert proof.rounds == algorithm.rounds(setting)
 
 
-@pytest.mark.parametrize("key", [key for key, algorithm in ALGORITHMS.items() if algorithm.cyclic], ids=str)
-def test_cyclic_schedules_are_rank_0s_moved_on(key):
+def dealt(size):
+    """Return layouts of ranks on nodes: in blocks, in turn, of unequal sizes, from both ends, at random to the eye."""
+    ways = (lambda rank: rank // 3, lambda rank: rank * 2 // size, lambda rank: rank % 2, lambda rank: -rank % 3,
+            lambda rank: rank % 4 // 3, lambda rank: min(rank, size - 1 - rank), lambda rank: 7 * rank * rank % 5)
+    return [tuple(map(way, range(size))) for way in ways]
+
+
+@pytest.mark.parametrize("key", BY_NODE, ids=str)
+def test_the_proof_holds_however_the_ranks_are_dealt_to_nodes(key):
     algorithm = ALGORITHMS[key]
+    for size in range(2, 13):
+        plain = prove(algorithm, Setting(size))
+        for nodes in dealt(size):
+            assert prove(algorithm, Setting(size, nodes=nodes))[:3] == plain[:3]
+            if algorithm.collective.rooted:
+                prove(algorithm, Setting(size, size // 2, nodes=nodes))
+                prove(algorithm, Setting(size, size - 1, nodes=nodes))
+
+
+def crossings(algorithm, setting):
+    """Yield for every round how many messages leave each node, and how many enter it."""
+    for steps in replay(algorithm, setting):
+        ends = [(setting.nodes[rank], setting.nodes[step.send_to]) for rank, step in enumerate(steps) if step.send_to is not None]
+        apart = [(a, b) for a, b in ends if a != b]
+        yield Counter(a for a, _ in apart), Counter(b for _, b in apart)
+
+
+@pytest.mark.parametrize("key", [key for key in BY_NODE if ALGORITHMS[key].cyclic], ids=str)
+def test_a_ring_leaves_each_node_once_and_enters_it_once_in_every_round(key):
+    for size in range(2, 13):
+        for nodes in dealt(size):
+            once = dict.fromkeys(nodes, 1) if len(set(nodes)) > 1 else {}
+            assert all(out == into == once for out, into in crossings(ALGORITHMS[key], Setting(size, nodes=nodes)))
+
+
+def test_a_ring_by_rank_would_leave_nodes_more_often():
+    by_rank, in_turn = replace(RING, by_node=False), Setting(8, nodes=(0, 1) * 4)
+    assert all(out == into == {0: 4, 1: 4} for out, into in crossings(by_rank, in_turn))
+
+
+@pytest.mark.parametrize("root", range(5))
+def test_a_ring_below_a_root_goes_round_from_there(root):
+    """The ring of a broadcast or a reduction leaves each node once at most; its tree has levels of its own."""
+    for key, ring in ((("broadcast", "scatter_allgather"), slice(3, None)), (("reduce", "reduce_scatter_gather"), slice(4))):
+        found = list(crossings(ALGORITHMS[key], Setting(5, root, nodes=(0, 1, 0, 1, 0))))[ring]
+        assert len(found) == 4 and all(max(messages.values(), default=0) <= 1 for both in found for messages in both)
+
+
+def test_the_order_by_node():
+    setting = Setting(6, 3, nodes=(5, 2, 5, 2, 9, 5))
+    assert setting.by_node == [0, 2, 5, 1, 3, 4]
+    assert setting.turned_by_node == ((3, 4, 0, 2, 5, 1), (2, 5, 3, 0, 1, 4))
+    assert setting.turned == ((3, 4, 5, 0, 1, 2), (3, 4, 5, 0, 1, 2))
+    assert replace(setting, root=0).turned is Setting(6, nodes=(1, 1, 0, 0, 7, 7)).turned_by_node is None
+    assert [ring.order for ring in Setting(5, nodes=(0, 1, 0, 1, 0)).all_rings] == [(0, 2, 4, 1, 3), (0, 4, 3, 2, 1)]
+
+
+def test_a_schedule_of_ones_own_by_node():
+    line = replace(find("pipelined_tree"), name="line", by_node=True)
+    assert prove(line, Setting(5, pieces=2, nodes=(0, 1, 0, 1, 0))) == prove(line, Setting(5, pieces=2))._replace(ordered=False)
+    with pytest.raises(ValueError, match=r"algorithm 'tree' is by_node, .* it cannot need \['root'\]"):
+        replace(find("tree", "reduce"), by_node=True)
+
+
+@pytest.mark.parametrize("key", [key for key, algorithm in ALGORITHMS.items() if algorithm.cyclic], ids=str)
+def test_schedules_that_turn_are_rank_0s_moved_on(key):
     for size in (1, 2, 3, 7, 16, 33):
-        first = list(algorithm.steps(0, Setting(size)))
-        for rank in range(size):
-            def moved(peer, chunks, rank=rank, size=size):
-                block = chunks[0] // size * size if chunks else 0
-                return None if peer is None else (peer + rank) % size, [block + (chunk + rank) % size for chunk in chunks]
-            for step, other in zip(algorithm.steps(rank, Setting(size)), first, strict=True):
-                assert (step.send_to, list(step.send)) == moved(other.send_to, other.send)
-                assert (step.recv_from, list(step.recv)) == moved(other.recv_from, other.recv)
+        settings = [Setting(size), Setting(size, size // 2), *(Setting(size, nodes=nodes) for nodes in dealt(size))]
+        assert ALGORITHMS[key].turns(settings[0]) and ALGORITHMS[key].turns(settings[2])
+        assert all(is_moved_on(ALGORITHMS[key], setting) for setting in settings if ALGORITHMS[key].turns(setting))
+
+
+@pytest.mark.parametrize("key", [key for key, algorithm in ALGORITHMS.items() if algorithm.cyclic], ids=str)
+def test_schedules_by_node_turn_where_nodes_do_not_change_the_order(key):
+    algorithm = ALGORITHMS[key]
+    in_blocks, in_turn = (Setting(7, nodes=nodes) for nodes in ((0, 0, 0, 1, 1, 2, 2), (0, 1, 2, 0, 1, 2, 0)))
+    assert algorithm.turns(in_blocks) and not algorithm.turns(Setting(7, 3)) and not algorithm.turns(Setting(7, 3, nodes=(0,) * 7))
+    assert algorithm.turns(in_turn) == is_moved_on(algorithm, in_turn) == (not algorithm.by_node)
+
+
+def is_moved_on(algorithm, setting):
+    """Tell whether every rank's steps are rank 0's with its number added."""
+    size, first = setting.size, list(algorithm.steps(0, setting))
+
+    def moved(peer, chunks, rank):
+        block = chunks[0] // size * size if chunks else 0
+        return None if peer is None else (peer + rank) % size, [block + (chunk + rank) % size for chunk in chunks]
+
+    return all((step.send_to, list(step.send)) == moved(other.send_to, other.send, rank)
+               and (step.recv_from, list(step.recv)) == moved(other.recv_from, other.recv, rank)
+               for rank in range(size) for step, other in zip(algorithm.steps(rank, setting), first, strict=True))
 
 
 def test_the_proof_says_what_was_found():

@@ -49,38 +49,61 @@ def test_views_and_average(name, size):
 
 
 SETTINGS = {"pipelined_tree": {"pieces": 3}, "double_tree": {"pieces": 2}}
+IN_TURN = [False, True]
 
 
 def settings(name, size):
     """Return what an algorithm may want to know, other than what it assumes."""
-    return SETTINGS.get(name, {"nodes": tuple(rank % 2 + rank // 5 for rank in range(size))} if name == "hierarchical" else {})
+    on_nodes = name in ("hierarchical", "scatter_allgather", "reduce_scatter_gather")
+    return SETTINGS.get(name, {"nodes": tuple(rank % 2 + rank // 5 for rank in range(size))} if on_nodes else {})
 
 
+def nodes(size, in_turn):
+    """Return ranks in turn on two nodes, or all on one."""
+    return {"nodes": tuple(rank % 2 for rank in range(size))} if in_turn else {}
+
+
+@pytest.mark.parametrize("op", [MPI.SUM, mpiring.AVERAGE])
+@pytest.mark.parametrize("size", [3, 5, 8])
+@pytest.mark.parametrize("name", [name for name in ALLREDUCES if find(name).by_node])
+def test_allreduce_on_nodes_in_turn(name, size, op):
+    for count in (0, size + 1, 400):
+        inputs, total = vectors(size, count), sum(vectors(size, count)) / (size if op is mpiring.AVERAGE else 1)
+        for out in run_all(find(name), inputs, [np.zeros(count) for _ in range(size)], op, **nodes(size, True)):
+            assert np.allclose(out, total, rtol=1e-15)
+        for out in run_all(find(name), inputs, op=op, **nodes(size, True)):
+            assert np.allclose(out, total, rtol=1e-15)
+
+
+@pytest.mark.parametrize("in_turn", IN_TURN)
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("name", names("reduce_scatter"))
-def test_reduce_scatter(name, size):
+def test_reduce_scatter(name, size, in_turn):
+    more = nodes(size, in_turn)
     for count in (0, 1, size + 1, 400):
         own = cuts(count, size)
         inputs, total = vectors(size, count), sum(vectors(size, count))
-        parts = run_all(find(name, "reduce_scatter"), inputs, [np.zeros(c.stop - c.start) for c in own])
+        parts = run_all(find(name, "reduce_scatter"), inputs, [np.zeros(c.stop - c.start) for c in own], **more)
         assert all((part == total[c]).all() for part, c in zip(parts, own))
         assert all((a == b).all() for a, b in zip(inputs, vectors(size, count)))
-        run_all(find(name, "reduce_scatter"), inputs)
+        run_all(find(name, "reduce_scatter"), inputs, **more)
         assert all((vector[c] == total[c]).all() for vector, c in zip(inputs, own))
 
 
+@pytest.mark.parametrize("in_turn", IN_TURN)
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("name", names("allgather"))
-def test_allgather(name, size):
+def test_allgather(name, size, in_turn):
+    more = nodes(size, in_turn)
     for count in (0, 1, size + 1, 400):
         whole = vectors(1, count)[0]
         parts = [whole[own] for own in cuts(count, size)]
-        for result in run_all(find(name, "allgather"), parts, [np.zeros(count) for _ in range(size)]):
+        for result in run_all(find(name, "allgather"), parts, [np.zeros(count) for _ in range(size)], **more):
             assert (result == whole).all()
         inputs = [np.zeros(count) for _ in range(size)]
         for vector, own in zip(inputs, cuts(count, size)):
             vector[own] = whole[own]
-        assert all((vector == whole).all() for vector in run_all(find(name, "allgather"), inputs))
+        assert all((vector == whole).all() for vector in run_all(find(name, "allgather"), inputs, **more))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])

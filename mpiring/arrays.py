@@ -24,6 +24,10 @@ def empty(shape: Any, dtype: Any = float, comm: MPI.Comm = MPI.COMM_WORLD) -> np
 
     Raises TypeError or ValueError for wrong arguments, MismatchError where ranks disagree about the bytes, MemoryError.
     """
+    return _make(shape, dtype, comm)
+
+
+def _make(shape: Any, dtype: Any, comm: MPI.Comm) -> np.ndarray:
     check_comm(comm)
     dtype = np.dtype(dtype)
     if not ops.kind(dtype):
@@ -43,12 +47,12 @@ def empty(shape: Any, dtype: Any = float, comm: MPI.Comm = MPI.COMM_WORLD) -> np
 
 def zeros(shape: Any, dtype: Any = float, comm: MPI.Comm = MPI.COMM_WORLD) -> np.ndarray:
     """Make a shared array of zeros; see empty, whose memory is fresh from the system and zero as well."""
-    return empty(shape, dtype, comm)
+    return _make(shape, dtype, comm)
 
 
 def empty_like(prototype: Any, dtype: Any = None, comm: MPI.Comm = MPI.COMM_WORLD) -> np.ndarray:
     """Make a shared array of another array's shape and dtype, in C order; see empty."""
-    return empty(np.shape(prototype), np.asarray(prototype).dtype if dtype is None else dtype, comm)
+    return _make(np.shape(prototype), np.asarray(prototype).dtype if dtype is None else dtype, comm)
 
 
 def free(array: np.ndarray) -> None:

@@ -143,6 +143,8 @@ class _Recent(NamedTuple):
     gives: bool
 
 
+get_address = MPI.Get_address
+
 _RECENT: dict[int, _Recent] = {}
 """The last call with each sendbuf, by its id: to find its plan costs a microsecond, from the arguments alone three."""
 
@@ -157,9 +159,9 @@ def _run(collective: str, algorithm: str | Algorithm, sendbuf: Any, recvbuf: Any
         # Arrays can be resized, or given another dtype, in place: that a call was checked says nothing of the next one then.
         if (send() is sendbuf and (recvbuf is None if recv is None else recv() is recvbuf) and its_op is op and its_comm is comm
                 and comm and counts is None and its_collective == collective and its_algorithm == algorithm and its_root == root
-                and not plan.gone and sendbuf.dtype is dtype and sendbuf.nbytes == nbytes and MPI.Get_address(sendbuf) == address
+                and not plan.gone and sendbuf.dtype is dtype and sendbuf.nbytes == nbytes and get_address(sendbuf) == address
                 and (recv is None or (recvbuf.dtype is dtype and recvbuf.nbytes == recv_nbytes
-                                      and MPI.Get_address(recvbuf) == recv_address))
+                                      and get_address(recvbuf) == recv_address))
                 and (sendbuf if recv is None else recvbuf).flags.writeable):
             plan()
             return (sendbuf if recv is None else recvbuf) if gives else None

@@ -53,15 +53,18 @@ class PersistentPlan:
 
     def __call__(self) -> Any:
         """Run, and return the array that holds the result. Collective; so is start."""
-        if self._under_way is not None:
-            raise RuntimeError("the plan is under way: wait() first")
+        if self._under_way is not None or self._run.gone:
+            raise RuntimeError(self._why_not())
         self._run()
         return self._result
 
+    def _why_not(self) -> str:
+        return f"what the plan runs on was freed {self._run.gone}" if self._run.gone else "the plan is under way: wait() first"
+
     def start(self) -> None:
         """Begin a run and return; neither buffer may be touched until wait() has returned."""
-        if self._under_way is not None:
-            raise RuntimeError("the plan is under way: wait() first")
+        if self._under_way is not None or self._run.gone:
+            raise RuntimeError(self._why_not())
         self._under_way = _start(self._arguments, self._beside)
 
     def wait(self) -> Any:

@@ -11,6 +11,7 @@ LOG lists what happened, in order: ("allocate", nbytes), ("copy", kind), ("ufunc
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,8 +28,17 @@ LOG: list[tuple] = []
 uint8 = np.uint8
 
 _blocks: dict[int, tuple[int, str]] = {}     # address: nbytes, and whether it is "device" or "pinned"
-_used: list[Device] = []
-_entered: list[Stream] = []
+
+
+class _Entered(threading.local):
+    """The devices and streams that a thread has entered: each has its own, as in CuPy."""
+
+    def __init__(self) -> None:
+        self.devices: list[Device] = []
+        self.streams: list[Stream] = []
+
+
+_entered = _Entered()
 
 
 def _allocate(nbytes: int, kind: str) -> np.ndarray:
@@ -84,11 +94,11 @@ class Stream:
         _streams[self.ptr] = self
 
     def __enter__(self) -> Stream:
-        _entered.append(self)
+        _entered.streams.append(self)
         return self
 
     def __exit__(self, *error: object) -> None:
-        _entered.pop()
+        _entered.streams.pop()
 
     def synchronize(self) -> None:
         """Run what is queued, on memory as it is now but for the poison."""
@@ -105,8 +115,8 @@ _default_stream = Stream(0)
 
 
 def get_current_stream() -> Stream:
-    """Return the stream that was entered last."""
-    return _entered[-1] if _entered else _default_stream
+    """Return the stream that this thread has entered last."""
+    return _entered.streams[-1] if _entered.streams else _default_stream
 
 
 def _queue(log: tuple, run: Callable[[], Any], target: np.ndarray, sources: list[np.ndarray], stream: Stream | None = None) -> None:
@@ -144,18 +154,18 @@ class Device:
         self.id = index
 
     def __enter__(self) -> Device:
-        _used.append(self)
+        _entered.devices.append(self)
         return self
 
     def __exit__(self, *error: object) -> None:
-        _used.pop()
+        _entered.devices.pop()
 
 
 class Memory:
     """Device memory, freed with this object."""
 
     def __init__(self, nbytes: int):
-        self.device_id = _used[-1].id if _used else 0
+        self.device_id = _entered.devices[-1].id if _entered.devices else 0
         self.memory = _allocate(nbytes, "device") if nbytes else None
         self.ptr = self.memory.ctypes.data if nbytes else 0
 

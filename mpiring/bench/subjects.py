@@ -151,13 +151,19 @@ def _options(buffers: Buffers) -> dict[str, Any]:
 
 
 def _bound(buffers: Buffers) -> Callable[[], object]:
-    """Return the call that reads and writes each byte of this rank's array once."""
+    """Return the call that reads and writes each byte of this rank's array once, and ends when all ranks have done so."""
     array = buffers.recv
     if array.dtype in (np.float32, np.float64):
-        return partial(np.multiply, array, array.dtype.type(1), out=array)
-    # Other dtypes are multiplied more slowly than memory moves; setting no bit is as fast for all of them.
-    words = array.view(np.uint8)
-    return partial(np.bitwise_or, words, np.uint8(0), out=words)
+        scale = partial(np.multiply, array, array.dtype.type(1), out=array)
+    else:     # multiplied more slowly than memory moves; setting no bit is as fast for all dtypes
+        words = array.view(np.uint8)
+        scale = partial(np.bitwise_or, words, np.uint8(0), out=words)
+
+    def run() -> None:
+        scale()
+        buffers.comm.Barrier()                           # ranks that share a core scale one after the other
+
+    return run
 
 
 def _load(name: str) -> Callable:

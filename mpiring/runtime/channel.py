@@ -170,6 +170,8 @@ class Channel:
                 self.__dict__.pop(part).free()
         if "worker" in self.__dict__:
             self.worker.shutdown()
+        for plan in self.plans.values():                 # whoever still knows one must not keep its scratch
+            plan.retire("with its comm")
         self.plans.clear()
         self.programs.clear()
         self._slots.clear()

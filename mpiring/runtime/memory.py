@@ -31,7 +31,7 @@ HUGE = 2 << 20
 """Bytes from which on a row asks for huge pages, where the system grants them to shared memory."""
 
 SPARE = 16 << 20
-"""Bytes of /dev/shm that a window must leave free: a full one kills with SIGBUS whoever touches the next page."""
+"""Bytes of /dev/shm that a window must leave free, for the MPI library: a full one kills with SIGBUS who touches the next page."""
 
 ALONE = 0
 """The number of every region whose memory is private."""
@@ -108,10 +108,19 @@ def _by_window(comm: MPI.Comm, nbytes: int) -> Mapping | None:
     if not comm.allreduce(win is not None, MPI.LAND):
         return None
     memory = np.frombuffer(win.Shared_query(0)[0], np.uint8)
-    if comm.rank == 0:
-        memory[:] = 0
-    comm.Barrier()
-    return Mapping(memory, win)
+    if comm.allreduce(comm.rank > 0 or _fill(memory), MPI.LAND):
+        return Mapping(memory, win)
+    win.Free()
+    return None
+
+
+def _fill(memory: np.ndarray) -> bool:
+    """Let the kernel zero every page. Where another window has taken the room meanwhile, it says so; a store of ours would kill."""
+    rest = memoryview(memory)
+    with contextlib.suppress(OSError), open("/dev/zero", "rb", 0) as zeros:
+        while rest:
+            rest = rest[zeros.readinto(rest):]
+    return not rest
 
 
 class Region:

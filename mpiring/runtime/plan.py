@@ -108,6 +108,10 @@ class Plan:
         except BaseException as error:
             raise give_up(self, i, recvs, sends, error) from (None if isinstance(error, (Unexpected, MPI.Exception)) else error)
 
+    def retire(self, how: str) -> None:
+        """Take note that the comm was freed."""
+        self.gone = how
+
     def _moves(self, binder: _Binder) -> Iterator[Move]:
         posts, starts, packs, ahead = ([[] for _ in self.transfers] for _ in range(4))
         nbytes = []

@@ -20,9 +20,10 @@ from mpiring.runtime.channel import Channel
 from mpiring.runtime.plan import Call, Plan, Task
 from mpiring.runtime.relay import Relay
 
-PRIVATE_FROM = 8 << 20
-"""Bytes of a vector from which on private memory is read and written by the kernel rather than staged, where that is permitted.
-Measured with 2, 4 and 8 ranks under Open MPI and Intel MPI: at 4 MiB staging is faster, at 64 MiB by a fifth slower.
+PRIVATE_FROM = 128 << 20
+"""Bytes of all vectors of a node together from which on private ones are read and written by the kernel rather than staged, where
+that is permitted. Measured under Open MPI and Intel MPI: 2 ranks take as long either way at 64 MiB each, and a fifth less staged at
+16; 4 are even at 16 to 32 MiB; 8 take a tenth less by the kernel at 16 MiB, a fifth less at 64, and a fifth more at 4.
 """
 
 KNOWN = 4
@@ -59,7 +60,8 @@ class SharedPlan:
         self.recv = self.send if in_place else Buffer(recvbuf, own if call.collective == "reduce_scatter" else 0)
         # What a job of an alltoall in place writes, another still has to read.
         self.touchable = not (in_place and call.collective == "alltoall")
-        self.large = sum(work.shares) * self.dtype.itemsize >= PRIVATE_FROM
+        vectors = 1 if call.collective == "alltoall" else work.size          # whose shares are those of all ranks already
+        self.large = vectors * sum(work.shares) * self.dtype.itemsize >= PRIVATE_FROM
         self.line, self.packs = self._line()
         self.segments = self.layout.segments(self.jobs[self.node.rank])
         if self.relay and self.segments:                 # a lane's plan must be there, if only to tell that this rank gives up
@@ -109,11 +111,13 @@ class SharedPlan:
     def retire(self, how: str) -> None:
         """Take note that the memory of a buffer is not shared any more."""
         self.gone = how
+        self.known.clear()
+        self.packs, self.phases, self.last = [], [], []
 
     def _unusable(self) -> str:
-        if self.gone:
-            return f"a shared array of this plan was freed {self.gone}"
-        return f"this comm cannot be used any more ({self.channel.broken}); use a duplicate of it"
+        if self.channel.broken:
+            return f"this comm cannot be used any more ({self.channel.broken}); use a duplicate of it"
+        return f"a shared array of this plan was freed {self.gone}"
 
     def _line(self) -> tuple[bytes, list[Task]]:
         """Return what goes on the board, and the tasks that pack the first segment if nothing else can follow."""

@@ -31,6 +31,7 @@ from launch import environment, finish
 AGENT = Path(__file__).resolve().parent / "agent"
 BURST = "256kb"             # with 32 kB links of 1 Gbit/s ran at a third of their rate
 TOOLS = ("ip", "tc", "unshare", "hostname")
+DEALS = {"blocks": "slot", "turn": "node"}     # to Open MPI's --rank-by
 NAMES = Path("/etc/netns")  # `ip netns exec NAME` shows the files of the folder NAME in here in place of those in /etc
 
 
@@ -41,14 +42,15 @@ class Hosts:
     names: list[str]
     file: str
 
-    def run(self, per_host: int, ranks: int, argv: list[str], timeout: float = 60) -> subprocess.CompletedProcess[str]:
-        """Run a Python program with these arguments, so many ranks on each host."""
-        return finish(self.command(per_host, ranks, argv), timeout)
+    def run(self, per_host: int, ranks: int, argv: list[str], timeout: float = 60,
+            deal: str = "blocks") -> subprocess.CompletedProcess[str]:
+        """Run a Python program with these arguments, so many ranks on each host, dealt to the hosts in blocks or in turn."""
+        return finish(self.command(per_host, ranks, argv, deal), timeout)
 
-    def command(self, per_host: int, ranks: int, argv: list[str]) -> list[str]:
+    def command(self, per_host: int, ranks: int, argv: list[str], deal: str = "blocks") -> list[str]:
         """Return the command that does so."""
         mpirun = ["mpirun", "--prtemca", "plm_ssh_agent", str(AGENT), "--prtemca", "prte_if_include", "eth0",
-                  "--hostfile", self.file, "--map-by", f"ppr:{per_host}:node", "-np", str(ranks),
+                  "--hostfile", self.file, "--map-by", f"ppr:{per_host}:node", "--rank-by", DEALS[deal], "-np", str(ranks),
                   "--mca", "pml", "ob1", "--mca", "btl", "tcp,self,sm", "--mca", "btl_tcp_if_include", "eth0"]
         return [str(AGENT), self.names[0], "exec " + shlex.join([*mpirun, sys.executable, *argv])]
 
@@ -169,6 +171,7 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, default=4, help="hosts (default 4)")
     parser.add_argument("--rate", default="1gbit", help="rate of every link as tc writes it, or none (default 1gbit)")
     parser.add_argument("--per-host", type=int, default=1, metavar="N", help="ranks on each host (default 1)")
+    parser.add_argument("--deal", choices=DEALS, default="blocks", help="how ranks go to hosts: in blocks (default), or in turn")
     parser.add_argument("program", nargs="+", metavar="PROGRAM", help="program and its arguments, or -m MODULE and its arguments")
     chosen = parser.parse_args()
     if problem := missing():
@@ -176,7 +179,7 @@ def main() -> int:
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))     # so that a `timeout` leaves nothing behind either
     with made(chosen.hosts, chosen.rate) as hosts:
-        command = hosts.command(chosen.per_host, chosen.hosts * chosen.per_host, chosen.program)
+        command = hosts.command(chosen.per_host, chosen.hosts * chosen.per_host, chosen.program, chosen.deal)
         return subprocess.run(command, env=environment()).returncode
 
 

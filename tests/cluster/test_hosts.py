@@ -23,14 +23,27 @@ rank, size = comm.rank, comm.size
 for count in (1, size - 1, size + 1, 1000, 300_001):
     mine = np.arange(count, dtype=np.int64) % 1000 + rank
     total = size * (np.arange(count) % 1000) + size * (size - 1) // 2
-    for algorithm in (*names("allreduce"), "native"):
+    for algorithm in (*names("allreduce"), "shared", "native", "auto"):
         result = mpiring.allreduce(mine, np.empty_like(mine), algorithm=algorithm)
         assert np.array_equal(result, total), (algorithm, count, rank)
     edges = [chunk * (count // size) + min(chunk, count % size) for chunk in range(size + 1)]
     own = slice(edges[rank], edges[rank + 1])
-    chunk = mpiring.reduce_scatter(mine, np.empty(own.stop - own.start, np.int64))
-    assert np.array_equal(chunk, total[own]), (count, rank)
-    assert np.array_equal(mpiring.allgather(chunk, np.empty(count, np.int64)), total), (count, rank)
+    for algorithm in ("ring", "auto"):
+        chunk = mpiring.reduce_scatter(mine, np.empty(own.stop - own.start, np.int64), algorithm=algorithm)
+        assert np.array_equal(chunk, total[own]), (algorithm, count, rank)
+        whole = mpiring.allgather(chunk, np.empty(count, np.int64), algorithm=algorithm)
+        assert np.array_equal(whole, total), (algorithm, count, rank)
+    for buf in (mine.copy(), mpiring.empty(count, np.int64), np.empty((count, 2), np.int64)[:, 0]):
+        for _ in range(2):
+            buf[:] = mine
+            assert np.array_equal(mpiring.allreduce(buf, algorithm="shared"), total), (count, rank)
+            buf[:] = mine
+            assert np.allclose(mpiring.allreduce(buf, op=mpiring.AVERAGE, algorithm="shared"), total // size), (count, rank)
+        buf[:] = rank
+        assert (mpiring.broadcast(buf, root=size - 1, algorithm="shared") == size - 1).all(), (count, rank)
+        buf[:] = mine
+        result = mpiring.reduce(buf, np.empty(count, np.int64), root=size // 2, algorithm="shared")
+        assert (result is None) == (rank != size // 2) and (result is None or np.array_equal(result, total)), (count, rank)
 names = comm.gather(MPI.Get_processor_name())
 if rank == 0:
     print(len(names), "right on", len(set(names)))
@@ -50,11 +63,12 @@ def sent():
 
 comm = MPI.COMM_WORLD
 vector = np.zeros(int(sys.argv[1]) // 4, np.float32)
-for algorithm in ("ring", "tree"):
-    mpiring.allreduce(vector, algorithm=algorithm)      # connects, and makes the plan
+shared = mpiring.zeros(vector.size, np.float32)
+for algorithm, buf in (("ring", vector), ("tree", vector), ("shared", vector), ("shared", shared)):
+    mpiring.allreduce(buf, algorithm=algorithm)         # connects, and makes the plan
     comm.Barrier()
     before = sent()
-    mpiring.allreduce(vector, algorithm=algorithm)
+    mpiring.allreduce(buf, algorithm=algorithm)
     comm.Barrier()                                      # what this rank sent has been received now, so it has been counted
     counted = comm.gather(sent() - before)
     if comm.rank == 0:
@@ -76,9 +90,9 @@ def program(folder, text):
     return str(path)
 
 
-@pytest.mark.parametrize("per_host", [1, 2])
-def test_results_are_right(cluster, tmp_path, per_host):
-    done = cluster.run(per_host, HOSTS * per_host, ["-m", "mpi4py", program(tmp_path, RIGHT)])
+@pytest.mark.parametrize(("per_host", "deal"), [(1, "blocks"), (2, "blocks"), (2, "turn")])
+def test_results_are_right(cluster, tmp_path, per_host, deal):
+    done = cluster.run(per_host, HOSTS * per_host, ["-m", "mpi4py", program(tmp_path, RIGHT)], deal=deal)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[0] == f"{HOSTS * per_host} right on {HOSTS}"
 
@@ -89,7 +103,7 @@ def test_bench_knows_the_nodes(cluster, tmp_path):
     assert done.returncode == 0, done.stderr
     bench = json.loads((tmp_path / "bench.json").read_text())
     assert (bench["environment"]["ranks"], bench["environment"]["nodes"], bench["environment"]["ranks_per_node"]) == (4, 4, 1)
-    assert {result["algorithm"] for result in bench["results"]} == {"ring", "tree", "native"}
+    assert {result["algorithm"] for result in bench["results"]} == {"auto", "ring", "tree", "native"}
     assert [result["wrong"] for result in bench["results"]] == [0] * len(bench["results"])
 
 
@@ -111,12 +125,24 @@ def test_bytes_sent_are_those_of_the_algorithm(cluster, tmp_path):
     nbytes = 8 << 20
     done = cluster.run(1, HOSTS, ["-m", "mpi4py", program(tmp_path, BYTES), str(nbytes)])
     assert done.returncode == 0, done.stderr
-    ring, tree = (json.loads(line) for line in done.stdout.splitlines()[:2])
+    ring, tree, *_ = (json.loads(line) for line in done.stdout.splitlines()[:2])
     bound = 2 * (HOSTS - 1) / HOSTS * nbytes
     assert all(bound <= sent <= 1.06 * bound for sent in ring), (ring, bound)
     # Rank 0 sends the sum to ranks 2 and 1; rank 2 its share up and the sum on to 3; ranks 1 and 3 send their share up.
     for sent, vectors in zip(tree, (2, 1, 2, 1)):
         assert vectors * nbytes <= sent <= 1.06 * vectors * nbytes, (tree, nbytes)
+
+
+@pytest.mark.parametrize("deal", ["blocks", "turn"])
+def test_a_host_sends_the_same_bytes_however_its_ranks_are_dealt(cluster, tmp_path, deal):
+    """Ring and shared: two ranks a host together send what one alone would (the ring a little more: its chunks are smaller)."""
+    nbytes = 8 << 20
+    done = cluster.run(2, 2 * HOSTS, ["-m", "mpi4py", program(tmp_path, BYTES), str(nbytes)], deal=deal)
+    assert done.returncode == 0, done.stderr
+    ring, _, ordinary, shared = (json.loads(line) for line in done.stdout.splitlines()[:4])
+    for found, bound in ((ring, 2 * (2 * HOSTS - 1) / (2 * HOSTS) * nbytes), (ordinary, 2 * (HOSTS - 1) / HOSTS * nbytes),
+                         (shared, 2 * (HOSTS - 1) / HOSTS * nbytes)):
+        assert all(bound <= sent <= 1.08 * bound for sent in found), (found, bound)
 
 
 def test_ranks_that_hang_are_killed_on_every_host(cluster, tmp_path):

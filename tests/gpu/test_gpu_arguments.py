@@ -15,11 +15,16 @@ RANK = MPI.COMM_WORLD.rank
 def test_a_user_op_is_refused(gpu):
     op = MPI.Op.Create(lambda a, b, datatype: None, commute=True)
     try:
-        for algorithm in ("ring", "tree", "native"):
+        for algorithm in ("ring", "tree", "native", "auto"):
             with pytest.raises(TypeError, match=rf"allreduce on rank {RANK}: op is made with MPI.Op.Create: it is for host memory"):
                 mpiring.allreduce(gpu.xp.empty(10), op=op, comm=gpu.comms[64], algorithm=algorithm)
     finally:
         op.Free()
+
+
+def test_shared_is_for_host_memory(gpu):
+    with pytest.raises(ValueError, match="algorithm 'shared' is for arrays in host memory"):
+        mpiring.allreduce(gpu.xp.empty(10), comm=gpu.comms[64], algorithm="shared")
 
 
 def test_host_and_device_do_not_mix(gpu):

@@ -28,7 +28,8 @@ KINDS += [(algorithm, "f4", "AVERAGE", layout) for algorithm in names("allreduce
           for layout in ("flat", "a box")]
 KINDS += [(algorithm, dtype, op, "flat") for algorithm in ("ring", "tree") for dtype in ("i8", "f2") for op in OPS]
 KINDS += [(algorithm, "c8", op, "flat") for algorithm in ("ring", "tree") for op in ("SUM", "AVERAGE")]
-KINDS += [("native", "i8", op, "flat") for op in OPS]
+KINDS += [(algorithm, "i8", op, "flat") for algorithm in ("native", "auto") for op in OPS]
+KINDS += [("auto", "f4", "AVERAGE", layout) for layout in ("flat", "a box")]
 
 
 def values(rank, shape, dtype):
@@ -84,7 +85,7 @@ def test_allreduce(gpu, algorithm, dtype, op, layout):
             assert (held == 99).all(), f"count {count}: elements beside the array have changed"
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "bruck", "native"])
+@pytest.mark.parametrize("algorithm", ["ring", "bruck", "native", "auto"])
 @pytest.mark.parametrize(("op", "layout"), [*(("SUM", layout) for layout in LAYOUTS), ("MAX", "flat"), ("AVERAGE", "flat")])
 def test_reduce_scatter(gpu, algorithm, op, layout):
     for count, segment in CASES:
@@ -105,7 +106,7 @@ def test_reduce_scatter(gpu, algorithm, op, layout):
                 np.testing.assert_array_equal(gpu.now(copy), expected, f"count {count}, in place")
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "bruck", "native"])
+@pytest.mark.parametrize("algorithm", ["ring", "bruck", "native", "auto"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_allgather(gpu, algorithm, layout):
     for count, segment in CASES:
@@ -129,7 +130,7 @@ def test_allgather(gpu, algorithm, layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("algorithm", [*names("broadcast"), "native"])
+@pytest.mark.parametrize("algorithm", [*names("broadcast"), "native", "auto"])
 def test_broadcast(gpu, algorithm, layout):
     for (count, segment), root in product(CASES, {0, SIZE - 1}):
         _, array = make(gpu, layout, count, "f4", filled=RANK == root)
@@ -140,7 +141,7 @@ def test_broadcast(gpu, algorithm, layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("algorithm", [*names("reduce"), "native"])
+@pytest.mark.parametrize("algorithm", [*names("reduce"), "native", "auto"])
 def test_reduce(gpu, algorithm, layout):
     for (count, segment), op in product(CASES, OPS):
         _, array = make(gpu, layout, count, "f4", filled=True)
@@ -157,7 +158,7 @@ def test_reduce(gpu, algorithm, layout):
 
 
 @pytest.mark.parametrize("layout", ["flat", "every second"])
-@pytest.mark.parametrize("algorithm", [*names("alltoall"), "native"])
+@pytest.mark.parametrize("algorithm", [*names("alltoall"), "native", "auto"])
 def test_alltoall(gpu, algorithm, layout):
     for each, segment in ((0, 64), (1, 64), (9, 64), (300, 256)):
         count = each * SIZE

@@ -19,8 +19,8 @@ CALLS = {
     "ring, not in place": lambda array, comm: mpiring.ring_allreduce(array, standin.empty(array.shape, array.dtype), comm=comm),
     "ring, a column": lambda array, comm: mpiring.ring_allreduce(array.reshape(-1, 2)[:, :1], comm=comm),
     "tree, a column": lambda array, comm: mpiring.tree_allreduce(array.reshape(-1, 2)[:, :1], comm=comm),
-    "reduce_scatter": lambda array, comm: mpiring.reduce_scatter(array, comm=comm),
-    "allgather": lambda array, comm: mpiring.allgather(array, comm=comm),
+    "reduce_scatter": lambda array, comm: mpiring.reduce_scatter(array, comm=comm, algorithm="ring"),
+    "allgather": lambda array, comm: mpiring.allgather(array, comm=comm, algorithm="ring"),
 }
 
 
@@ -161,7 +161,7 @@ def test_the_final_wait_is_needed(stand, monkeypatch):
     assert (standin.peek(array).view(np.uint8) == standin.POISON).any()
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "tree", "native"])
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "native", "auto"])
 def test_work_goes_to_the_current_stream(stand, algorithm):
     stream = standin.Stream()
     with stream:
@@ -169,6 +169,24 @@ def test_work_goes_to_the_current_stream(stand, algorithm):
         mpiring.allreduce(array, comm=stand.comms[64], algorithm=algorithm)
         assert (standin.peek(array) == total()).all()
     assert not standin.pending()
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "native", "auto"])
+def test_an_allreduce_beside_the_caller_goes_to_its_stream(stand, algorithm):
+    stream = standin.Stream()
+    with stream:
+        array, out = mine(), standin.empty(1000)
+        request = mpiring.iallreduce(array, out, comm=stand.comms[64], algorithm=algorithm)
+    assert request.wait() is out
+    assert (standin.peek(out) == total()).all() and not standin.pending()
+    plan = mpiring.allreduce_init(array, out, comm=stand.comms[64], algorithm=algorithm)
+    for _ in range(2):
+        with stream:
+            standin.copyto(array, out)
+            plan.start()
+        assert plan.wait() is out
+        assert not standin.pending()
+    assert (standin.peek(out) == total() * SIZE ** 2).all()
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "tree", "native"])

@@ -1,5 +1,7 @@
 """The stand-in itself: what it lets through is what a GPU would."""
 
+import threading
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -68,6 +70,16 @@ def test_a_stream_waits_for_its_own_work_only():
     assert is_poison(standin.peek(array)) and len(standin.pending()) == 1
     stream.synchronize()
     assert (standin.peek(array) == THOUSAND).all() and not standin.pending()
+
+
+def test_each_thread_has_a_stream_and_a_device_of_its_own():
+    stream, seen = standin.Stream(), []
+    with stream, standin.cuda.Device(1):
+        thread = threading.Thread(target=lambda: seen.extend((standin.get_current_stream(), standin.empty(1).device.id)))
+        thread.start()
+        thread.join()
+        assert standin.get_current_stream() is stream and standin.empty(1).device.id == 1
+    assert seen[0] is not stream and seen[1] == 0
 
 
 def test_get_waits():

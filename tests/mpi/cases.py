@@ -1,14 +1,18 @@
-"""What the MPI tests share: the comm, inputs with exact results, and arrays laid out in every way."""
+"""What the MPI tests share: the comm, inputs with exact results, arrays of every kind and layout, and nodes that are not there."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import reduce
 
 import ml_dtypes
 import numpy as np
 from mpi4py import MPI
 
+import mpiring
 from mpiring.runtime import ops
+from mpiring.runtime.channel import channel_of
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.rank, COMM.size
@@ -59,6 +63,38 @@ LAYOUTS = {
     "unaligned": lambda base: _within(base, np.zeros(base.nbytes + 1, np.uint8)[1:].view(base.dtype).reshape(base.shape)),
 }
 """Ways to hold the same values: functions of a two-dimensional array."""
+
+
+KINDS = {
+    "ordinary": lambda flat: flat.copy(),
+    "shared": lambda flat: _within(flat, mpiring.empty(flat.shape, flat.dtype)),
+    "mixed": lambda flat: [KINDS["shared"](flat), KINDS["ordinary"](flat)][RANK % 2],
+}
+"""Where the same values can lie. Collective: shared arrays are made by all ranks."""
+
+
+@contextmanager
+def on_nodes(numbers: Sequence[int], segment: int | None = None) -> Iterator[MPI.Comm]:
+    """Give a comm whose ranks take themselves for spread over nodes: those with one number are on the same one."""
+    comm = COMM.Dup()
+    channel = channel_of(comm)
+    channel.segment = segment or channel.segment
+    channel.nodes = [list(dict.fromkeys(numbers)).index(number) for number in numbers]       # as topology.nodes has them
+    channel.spread = len(set(numbers)) > 1
+    yield comm
+    comm.Free()
+
+
+def attempt(call: Callable[[], object]) -> tuple[type | None, str]:
+    """Return the kind and text of the error on this rank, after all ranks are through."""
+    try:
+        call()
+    except Exception as error:
+        found = type(error), str(error)
+    else:
+        found = None, ""
+    COMM.Barrier()
+    return found
 
 
 def _within(base: np.ndarray, view: np.ndarray) -> np.ndarray:

@@ -6,22 +6,59 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 import mpiring
+from mpiring.algorithms.cuts import cuts
+from mpiring.algorithms.registry import COLLECTIVES, names
+from mpiring.collectives import plan_of
 from mpiring.runtime.channel import channel_of
 
-from cases import COMM, RANK, SIZE, bits, result, values
+from cases import COMM, RANK, SIZE, bits, on_nodes, result, values
 from spmd import drawn
 
+ON_NODES = st.tuples(st.lists(st.integers(0, 3), min_size=SIZE, max_size=SIZE), st.integers(0, 2000),
+                     st.sampled_from([64, 300, 1 << 20]), st.booleans())
 
-@drawn(st.tuples(st.lists(st.integers(0, 3), min_size=SIZE, max_size=SIZE), st.integers(0, 2000),
-                 st.sampled_from([64, 300, 1 << 20]), st.booleans()), examples=30)
-def test_hierarchical_on_drawn_nodes(case):
+
+@pytest.mark.parametrize("algorithm", ["hierarchical", "ring", "bidirectional_ring"])
+def test_allreduce_on_drawn_nodes(algorithm):
+    @drawn(ON_NODES, examples=20)
+    def check(case):
+        nodes, count, segment, spread = case
+        with on_nodes(nodes, segment) as comm:
+            channel_of(comm).spread = spread
+            found = mpiring.allreduce(values(RANK, count, np.dtype(np.float64)), algorithm=algorithm, comm=comm)
+        assert bits(found) == bits(result(MPI.SUM, count, found.dtype))
+
+    check()
+
+
+@drawn(ON_NODES, examples=20)
+def test_the_rings_halves_on_drawn_nodes(case):
+    """The places of a ring follow the nodes, but each rank's chunk is its own."""
     nodes, count, segment, spread = case
-    comm = COMM.Dup()
-    channel = channel_of(comm)
-    channel.nodes, channel.segment, channel.spread = nodes, segment, spread
-    found = mpiring.allreduce(values(RANK, count, np.dtype(np.float64)), algorithm="hierarchical", comm=comm)
-    assert bits(found) == bits(result(MPI.SUM, count, found.dtype))
-    comm.Free()
+    mine, expected = values(RANK, count, np.dtype(np.float64)), result(MPI.SUM, count, np.dtype(np.float64))
+    own = cuts(count, SIZE)[RANK]
+    with on_nodes(nodes, segment) as comm:
+        channel_of(comm).spread = spread
+        part = mpiring.reduce_scatter(mine, np.zeros(own.stop - own.start), algorithm="ring", comm=comm)
+        assert bits(part) == bits(expected[own])
+        assert bits(mpiring.allgather(part, np.zeros(count), algorithm="ring", comm=comm)) == bits(expected)
+        assert bits(mpiring.allgather(mpiring.reduce_scatter(mine, algorithm="ring", comm=comm).base, algorithm="ring",
+                                      comm=comm)) == bits(expected)
+
+
+def test_the_default_is_auto(monkeypatch):
+    """It asks the comm's table, in which the environment has the last word."""
+    chosen = {collective: names(collective)[-1] for collective in COLLECTIVES}
+    for setting in (chosen, dict.fromkeys(COLLECTIVES, "native"), dict.fromkeys(COLLECTIVES, "shared"), {}):
+        monkeypatch.setenv("MPIRING_ALGORITHM", "; ".join(f"{collective}:{name}" for collective, name in setting.items()))
+        comm = COMM.Dup()
+        for collective in COLLECTIVES:
+            array = np.ones(SIZE * 10)
+            getattr(mpiring, collective)(array, comm=comm)
+            ran = plan_of(collective, array, op=MPI.SUM, comm=comm).algorithm
+            if SIZE > 1:
+                assert ran == setting.get(collective, ran) and ran in [*names(collective), "shared", "native"]
+        comm.Free()
 
 
 @drawn(st.tuples(st.lists(st.permutations(range(SIZE)), min_size=1, max_size=3),

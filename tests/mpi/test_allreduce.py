@@ -10,20 +10,24 @@ import mpiring
 from mpiring.algorithms import registry
 from mpiring.runtime import ops
 
-from cases import BFLOAT16, COMM, COUNTS, DTYPES, RANK, SIZE, bits, result, same_bits, values
+from cases import BFLOAT16, COMM, COUNTS, DTYPES, KINDS, RANK, SIZE, bits, result, same_bits, values
 
-ALGORITHMS = [*registry.names("allreduce"), "native"]
-OURS = registry.names("allreduce")
+OURS = [*registry.names("allreduce"), "shared", "auto"]
+"""Those with NumPy's results."""
+
+ALGORITHMS = [*OURS, "native"]
+IN_SHARED_ARRAYS = [("shared", "shared"), ("shared", "mixed"), ("auto", "shared")]
 
 
-def run(algorithm, count, dtype, op, inplace):
+def run(algorithm, kind, count, dtype, op, inplace):
     """Run one case and check result, identity, input and bits."""
-    mine = values(RANK, count, dtype)
+    before, make = values(RANK, count, dtype), KINDS[kind]
+    mine = make(before)
     if inplace:
-        out = mine.copy()
+        out = mine
         assert mpiring.allreduce(out, op=op, algorithm=algorithm) is out
     else:
-        out, before = np.zeros(count, dtype), mine.copy()
+        out = make(np.zeros(count, dtype))
         assert mpiring.allreduce(mine, out, op=op, algorithm=algorithm) is out
         assert (mine == before).all()
     expected = result(op, count, dtype)
@@ -33,24 +37,24 @@ def run(algorithm, count, dtype, op, inplace):
 
 @pytest.mark.parametrize("inplace", [True, False])
 @pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_counts(algorithm, count, inplace):
+@pytest.mark.parametrize("algorithm, kind", [*((name, "ordinary") for name in ALGORITHMS), *IN_SHARED_ARRAYS])
+def test_counts(algorithm, kind, count, inplace):
     for dtype, op in ((np.float32, MPI.SUM), (np.int64, MPI.MAX), (np.complex128, mpiring.AVERAGE)):
-        run(algorithm, count, np.dtype(dtype), op, inplace)
+        run(algorithm, kind, count, np.dtype(dtype), op, inplace)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("algorithm", OURS)
-def test_dtypes_and_ops(algorithm, dtype):
+@pytest.mark.parametrize("algorithm, kind", [*((name, "ordinary") for name in OURS), ("shared", "shared")])
+def test_dtypes_and_ops(algorithm, kind, dtype):
     for index, (op, count) in enumerate(itertools.product(ops.NAMES.values(), (SIZE + 1, 1000))):
         try:
             ops.find(op, dtype)
         except TypeError:
             with pytest.raises(TypeError, match=f"rank {RANK}: op .* has no meaning for dtype"):
-                run(algorithm, count, dtype, op, True)
+                run(algorithm, "ordinary", count, dtype, op, True)
         else:
             with np.errstate(all="ignore"):
-                run(algorithm, count, dtype, op, index % 2 == 0)
+                run(algorithm, kind, count, dtype, op, index % 2 == 0)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -112,32 +116,38 @@ def test_average_of_integers_truncates_toward_zero():
         mine = np.full(5, sign * (2 * RANK + 1), np.int32)
         total = sign * SIZE * SIZE
         assert (mpiring.ring_allreduce(mine, op=mpiring.AVERAGE) == int(total / SIZE)).all()
-        odd = np.full(3, sign * (1 if RANK == 0 else 0), np.int64)
-        assert (mpiring.tree_allreduce(odd, op=mpiring.AVERAGE) == (sign if SIZE == 1 else 0)).all()
+        for algorithm in ("tree", "shared", "auto"):
+            odd = np.full(3, sign * (1 if RANK == 0 else 0), np.int64)
+            assert (mpiring.allreduce(odd, op=mpiring.AVERAGE, algorithm=algorithm) == (sign if SIZE == 1 else 0)).all()
 
 
 def test_average_alone_keeps_what_float64_cannot_hold():
     big = np.array([2**60 + 1])
-    assert (mpiring.allreduce(big.copy(), op=mpiring.AVERAGE, comm=MPI.COMM_SELF) == big).all()
+    for algorithm in ALGORITHMS:
+        found = mpiring.allreduce(big.copy(), op=mpiring.AVERAGE, comm=MPI.COMM_SELF, algorithm=algorithm)
+        assert (found == big).all(), algorithm
 
 
-def test_average_of_bfloat16_divides_in_float32():
+@pytest.mark.parametrize("algorithm", ["ring", "auto"])
+def test_average_of_bfloat16_divides_in_float32(algorithm):
     mine = np.full(9, 3.0, BFLOAT16)
-    assert (mpiring.allreduce(mine, op=mpiring.AVERAGE) == np.asarray(np.float32(3 * SIZE) / np.float32(SIZE), BFLOAT16)).all()
+    expected = np.asarray(np.float32(3 * SIZE) / np.float32(SIZE), BFLOAT16)
+    assert (mpiring.allreduce(mine, op=mpiring.AVERAGE, algorithm=algorithm) == expected).all()
 
 
 def test_alternating_buffers_ops_and_algorithms_on_one_comm():
-    buffers = [values(RANK, count, np.dtype(np.float64)) for count in (5, 1000, 5)]
+    buffers = [KINDS[kind](np.zeros(count)) for count, kind in ((5, "ordinary"), (1000, "ordinary"), (5, "shared"))]
     for _ in range(4):
         for buffer, algorithm, op in itertools.product(buffers, OURS, (MPI.SUM, MPI.MAX)):
             buffer[:] = values(RANK, buffer.size, buffer.dtype)
             assert (mpiring.allreduce(buffer, algorithm=algorithm, op=op) == result(op, buffer.size, buffer.dtype)).all()
 
 
-def test_a_new_array_at_an_old_address():
+@pytest.mark.parametrize("algorithm", ["ring", "shared", "auto"])
+def test_a_new_array_at_an_old_address(algorithm):
     for round_ in range(50):
         array = np.full(100 + round_ % 3, float(RANK + round_))
-        assert (mpiring.allreduce(array) == SIZE * round_ + SIZE * (SIZE - 1) / 2).all()
+        assert (mpiring.allreduce(array, algorithm=algorithm) == SIZE * round_ + SIZE * (SIZE - 1) / 2).all()
         del array
 
 

@@ -11,8 +11,8 @@ from mpiring.algorithms.cuts import counts as balanced
 from cases import COMM, DTYPES, LAYOUTS, RANK, SIZE, bits
 from spmd import drawn
 
-OURS = registry.names("alltoall")
-ALGORITHMS = [*OURS, "native"]
+OURS = [*registry.names("alltoall"), "shared"]
+ALGORITHMS = [*OURS, "native", "auto"]
 
 
 def block(source, dest, count, dtype):
@@ -69,7 +69,7 @@ def test_unequal_blocks(case):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype(dtype):
     rows = [[9] * SIZE] * SIZE
-    for algorithm in OURS:
+    for algorithm in (*OURS, "auto"):
         assert bits(mpiring.alltoall(given(rows, dtype), algorithm=algorithm)) == bits(wanted(rows, dtype))
 
 

@@ -6,7 +6,7 @@ from mpi4py import MPI
 
 import mpiring
 
-from cases import COMM, RANK, SIZE
+from cases import COMM, KINDS, RANK, SIZE
 
 PLACE = f"allreduce on rank {RANK}: "
 
@@ -54,7 +54,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("buffers, error, match", [case[1:] for case in BAD], ids=[case[0] for case in BAD])
-@pytest.mark.parametrize("algorithm", ["ring", "tree", "native"])
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "shared", "native", "auto"])
 def test_buffers(buffers, error, match, algorithm, silent):
     with pytest.raises(error, match=PLACE + ".*" + match):
         mpiring.allreduce(*buffers(), algorithm=algorithm, comm=silent)
@@ -63,7 +63,7 @@ def test_buffers(buffers, error, match, algorithm, silent):
 def test_algorithm(silent):
     with pytest.raises(TypeError, match=PLACE + "algorithm is of type list, not a name or an Algorithm"):
         mpiring.allreduce(np.ones(2), algorithm=["ring"], comm=silent)
-    known = "known: ring, tree, .*, native"
+    known = "known: ring, tree, .*, shared, native, auto"
     with pytest.raises(ValueError, match=PLACE + "unknown algorithm 'rign' for allreduce .did you mean 'ring'..; " + known):
         mpiring.allreduce(np.ones(2), algorithm="rign", comm=silent)
 
@@ -80,15 +80,16 @@ def test_ops(silent):
         (None, float, TypeError, "op is of type NoneType"),
         (MPI.OP_NULL, float, ValueError, "OP_NULL"),
     ):
-        for algorithm in ("ring", "native"):
+        for algorithm in ("ring", "shared", "native", "auto"):
             with pytest.raises(error, match=PLACE + ".*" + match):
                 mpiring.allreduce(np.ones(3, dtype), op=op, algorithm=algorithm, comm=silent)
 
 
 def test_user_op_for_a_dtype_without_mpi_type(silent):
     op = MPI.Op.Create(lambda a, b, t: None, commute=True)
-    with pytest.raises(TypeError, match=PLACE + "MPI has no datatype for dtype >f8"):
-        mpiring.allreduce(np.ones(3, ">f8"), op=op, comm=silent)
+    for algorithm in ("ring", "shared", "native", "auto"):
+        with pytest.raises(TypeError, match=PLACE + "MPI has no datatype for dtype >f8"):
+            mpiring.allreduce(np.ones(3, ">f8"), op=op, comm=silent, algorithm=algorithm)
     op.Free()
 
 
@@ -114,14 +115,16 @@ def test_inter_communicator():
     half.Free()
 
 
-def test_becoming_read_only_is_noticed_with_a_plan_there():
-    array = np.ones(4)
-    mpiring.allreduce(array)
+@pytest.mark.parametrize("algorithm", ["ring", "shared", "native", "auto"])
+@pytest.mark.parametrize("kind", ["ordinary", "shared"])
+def test_becoming_read_only_is_noticed_with_a_plan_there(kind, algorithm):
+    array = KINDS[kind](np.ones(4))
+    mpiring.allreduce(array, algorithm=algorithm)
     array.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
-        mpiring.allreduce(array)
+        mpiring.allreduce(array, algorithm=algorithm)
     array.flags.writeable = True
-    mpiring.allreduce(array)
+    mpiring.allreduce(array, algorithm=algorithm)
 
 
 def test_setting_that_is_no_number_is_an_error_on_every_rank(monkeypatch):

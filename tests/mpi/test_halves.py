@@ -7,10 +7,11 @@ from mpi4py import MPI
 import mpiring
 from mpiring.algorithms.cuts import counts as balanced
 from mpiring.algorithms.cuts import cuts, offsets
+from mpiring.runtime import binding
 
-from cases import COMM, COUNTS, LAYOUTS, RANK, SIZE, result, values
+from cases import COMM, COUNTS, KINDS, LAYOUTS, RANK, SIZE, result, values
 
-ALGORITHMS = ["ring", "bruck", "native"]
+ALGORITHMS = ["ring", "bruck", "shared", "native", "auto"]
 
 
 def given_counts(count):
@@ -69,9 +70,10 @@ def test_layouts(layout, algorithm):
     assert (whole.reshape(-1) == expected).all()
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "bruck"])
+@pytest.mark.parametrize("algorithm", ["ring", "bruck", "shared"])
 def test_many_segments(monkeypatch, algorithm):
     monkeypatch.setenv("MPIRING_SEGMENT", "64")
+    monkeypatch.setattr(binding, "STAGE", 1024)
     comm = COMM.Dup()
     for count in (1, 1000, 2503):
         own = cuts(count, SIZE)[RANK]
@@ -100,8 +102,21 @@ def test_errors():
         mpiring.allgather(np.zeros(10), counts=[2.5] * SIZE)
     with pytest.raises(ValueError, match=place + "sendbuf is not contiguous"):
         mpiring.reduce_scatter(np.zeros((10, 2))[:, 0])
-    with pytest.raises(ValueError, match=place + "unknown algorithm 'tree' for reduce_scatter; known: ring, bruck, native"):
+    with pytest.raises(ValueError, match=place + "unknown algorithm 'tree' for reduce_scatter; known: ring, bruck, shared, "):
         mpiring.reduce_scatter(np.zeros(10), algorithm="tree")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_in_shared_arrays(algorithm):
+    """The chunk of a shared array in place, and in arrays of their own, which are as long on all ranks."""
+    count = 7 * SIZE
+    mine, expected = KINDS["shared"](values(RANK, count, np.dtype(float))), result(MPI.SUM, count, np.dtype(float))
+    part, whole = mpiring.empty(7), mpiring.empty(count)
+    mpiring.reduce_scatter(mine, part, algorithm=algorithm)
+    assert (part == expected[7 * RANK:7 * RANK + 7]).all() and (mine == values(RANK, count, mine.dtype)).all()
+    assert (mpiring.allgather(part, whole, algorithm=algorithm) == expected).all()
+    assert (mpiring.reduce_scatter(mine, algorithm=algorithm) == part).all()
+    assert (mpiring.allgather(mine, algorithm=algorithm) == expected).all()
 
 
 def test_what_is_no_array_comes_back_as_one():

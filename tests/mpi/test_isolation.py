@@ -1,5 +1,9 @@
 """The caller's traffic and ours never meet, and comms come and go."""
 
+import os
+import threading
+from pathlib import Path
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -11,7 +15,7 @@ from cases import COMM, RANK, SIZE
 RIGHT, LEFT = (RANK + 1) % SIZE, (RANK - 1) % SIZE
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "tree", "native"])
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "shared", "native", "auto"])
 def test_pending_receives_of_any_tag(algorithm):
     comm = COMM.Dup()
     for count in (3, 200_000):
@@ -30,10 +34,11 @@ def test_pending_receives_of_any_tag(algorithm):
     comm.Free()
 
 
-def test_messages_under_way_with_our_tags():
+@pytest.mark.parametrize("algorithm", ["ring", "shared", "auto"])
+def test_messages_under_way_with_our_tags(algorithm):
     comm = COMM.Dup()
     sent = [comm.Isend(np.full(8, float(tag)), RIGHT, tag) for tag in range(64)]
-    assert (mpiring.ring_allreduce(np.ones(50), comm=comm) == SIZE).all()
+    assert (mpiring.allreduce(np.ones(50), comm=comm, algorithm=algorithm) == SIZE).all()
     for tag in range(64):
         got = np.zeros(8)
         comm.Recv(got, LEFT, tag)
@@ -42,11 +47,12 @@ def test_messages_under_way_with_our_tags():
     comm.Free()
 
 
-def test_collective_of_the_caller_under_way():
+@pytest.mark.parametrize("algorithm", ["ring", "shared", "auto"])
+def test_collective_of_the_caller_under_way(algorithm):
     comm = COMM.Dup()
     mine, out = np.ones(1000), np.zeros(1000)
     request = comm.Iallreduce(mine, out)
-    assert (mpiring.ring_allreduce(np.ones(1000), comm=comm) == SIZE).all()
+    assert (mpiring.allreduce(np.ones(1000), comm=comm, algorithm=algorithm) == SIZE).all()
     request.Wait()
     assert (out == SIZE).all()
     comm.Free()
@@ -60,11 +66,29 @@ def test_thousands_of_comms():
         comm.Free()
 
 
+def test_hundreds_of_comms_with_shared_memory():
+    """Neither mapped memory nor files nor threads are left."""
+    def held():
+        return len(Path("/proc/self/maps").read_text().splitlines()), len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    for round_ in range(210 if SIZE <= 4 else 60):
+        comm = COMM.Dup()
+        array = mpiring.empty(1, comm=comm)
+        array[:] = 1 + round_
+        assert mpiring.allreduce(array, comm=comm, algorithm="shared") == SIZE * (1 + round_)
+        assert mpiring.iallreduce(np.array([1 + round_]), comm=comm, algorithm="shared").wait() == SIZE * (1 + round_)
+        del array
+        comm.Free()
+        if round_ == 10:
+            first = held()
+    assert all(now <= then + 20 for now, then in zip(held(), first)), (first, held())
+
+
 def test_sub_communicators():
     for colour, key in ((RANK % 2, RANK), (RANK % 3, -RANK), (0, -RANK), (RANK, 0)):
         comm = COMM.Split(colour, key)
         ranks = comm.allgather(RANK)
-        for algorithm in ("ring", "tree", "native"):
+        for algorithm in ("ring", "tree", "shared", "native", "auto"):
             assert (mpiring.allreduce(np.full(1001, float(RANK)), algorithm=algorithm, comm=comm) == sum(ranks)).all()
         comm.Free()
     comm = COMM.Split(0 if RANK < max(1, SIZE - 1) else MPI.UNDEFINED)
@@ -74,7 +98,9 @@ def test_sub_communicators():
 
 
 def test_self():
-    assert mpiring.allreduce(np.arange(5.0), np.zeros(5), comm=MPI.COMM_SELF).tolist() == [0, 1, 2, 3, 4]
+    for algorithm in ("auto", "shared", "ring"):
+        out = mpiring.allreduce(np.arange(5.0), np.zeros(5), comm=MPI.COMM_SELF, algorithm=algorithm)
+        assert out.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_two_comms_in_turn():
@@ -89,10 +115,11 @@ def test_two_comms_in_turn():
     other.Free()
 
 
-def test_a_duplicate_has_its_own_channel():
+@pytest.mark.parametrize("algorithm", ["ring", "shared", "auto"])
+def test_a_duplicate_has_its_own_channel(algorithm):
     comm = COMM.Dup()
-    mpiring.allreduce(np.ones(3), comm=comm)
+    mpiring.allreduce(np.ones(3), comm=comm, algorithm=algorithm)
     copy = comm.Dup()
     comm.Free()
-    assert (mpiring.allreduce(np.ones(3), comm=copy) == SIZE).all()
+    assert (mpiring.allreduce(np.ones(3), comm=copy, algorithm=algorithm) == SIZE).all()
     copy.Free()

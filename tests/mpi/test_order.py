@@ -21,6 +21,9 @@ def composed(outer, inner):
     return (a * c & LOW) << np.uint64(32) | (a * d + b & LOW)
 
 
+ORDERED = ["shared", "native", "auto"]
+"""Those beside the registry's, all of which keep the order of ranks."""
+
 LOW = np.uint64(2**31 - 1)
 
 
@@ -48,24 +51,24 @@ def ordered(collective, root=0):
 
 
 @pytest.mark.parametrize("inplace", [False, True])
-@pytest.mark.parametrize("algorithm", [*registry.names("allreduce"), "native"])
+@pytest.mark.parametrize("algorithm", [*registry.names("allreduce"), *ORDERED])
 def test_allreduce(op, algorithm, inplace):
     for count in (1, 5, 300):
         mine = maps(RANK, count)
         out = mine if inplace else np.zeros_like(mine)
-        if algorithm in [*ordered("allreduce"), "native"]:
+        if algorithm in [*ordered("allreduce"), *ORDERED]:
             assert mpiring.allreduce(mine, out, op=op, algorithm=algorithm) is out
             assert (out == expected(count)).all()
             assert inplace or (mine == maps(RANK, count)).all()
         else:
             with pytest.raises(ValueError, match=f"op is not commutative, and algorithm '{algorithm}' reduces in another order "
-                               f"than that of the {SIZE} ranks; use one that keeps it: tree, recursive_doubling, .*native"):
+                               f"than that of the {SIZE} ranks; use one that keeps it: tree, recursive_doubling, .*shared, native"):
                 mpiring.allreduce(mine, out, op=op, algorithm=algorithm)
 
 
 @pytest.mark.parametrize("root", range(SIZE))
 def test_reduce(op, root):
-    for algorithm in ordered("reduce", root):
+    for algorithm in [*ordered("reduce", root), *ORDERED]:
         out = mpiring.reduce(maps(RANK, 70), op=op, root=root, algorithm=algorithm)
         assert RANK != root or (out == expected(70)).all()
         wide = np.zeros((70, 2), np.uint64)[:, 1]
@@ -75,7 +78,7 @@ def test_reduce(op, root):
     assert "tree" in ordered("reduce", root)
 
 
-@pytest.mark.parametrize("algorithm", registry.names("allreduce"))
+@pytest.mark.parametrize("algorithm", [*registry.names("allreduce"), "shared"])
 def test_signed_zeros_and_nans_have_the_same_bits_everywhere(algorithm):
     """NumPy's maximum of zeros, and its sum of NaNs, take the sign or the payload of one operand: the same one on all ranks."""
     zeros = np.where((np.arange(64) + RANK) % 3 == 0, -0.0, 0.0)

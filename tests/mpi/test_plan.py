@@ -12,7 +12,7 @@ import mpiring
 from mpiring.runtime import channel as channels
 from mpiring.runtime.channel import Cache, channel_key
 
-from cases import COMM, RANK, SIZE
+from cases import COMM, KINDS, RANK, SIZE
 
 
 @pytest.fixture
@@ -74,10 +74,16 @@ def test_tree_sends_the_whole_vector_to_parent_and_children(counted):
 def test_halves_send_half(counted):
     comm, counts = counted
     nbytes = SIZE * 64 * 1024
-    mpiring.reduce_scatter(np.ones(nbytes, np.uint8), np.ones(64 * 1024, np.uint8), comm=comm)
+    mpiring.reduce_scatter(np.ones(nbytes, np.uint8), np.ones(64 * 1024, np.uint8), comm=comm, algorithm="ring")
     assert sum(counts.bytes.values()) == (SIZE - 1) * nbytes // SIZE
-    mpiring.allgather(np.ones(64 * 1024, np.uint8), np.ones(nbytes, np.uint8), comm=comm)
+    mpiring.allgather(np.ones(64 * 1024, np.uint8), np.ones(nbytes, np.uint8), comm=comm, algorithm="ring")
     assert sum(counts.bytes.values()) == 2 * (SIZE - 1) * nbytes // SIZE
+
+
+def test_shared_sends_nothing(counted):
+    comm, counts = counted
+    mpiring.allreduce(np.ones(1_000_000, np.uint8), comm=comm, algorithm="shared")
+    assert not counts.messages
 
 
 def test_scratch_is_a_few_segments_never_the_vector(comm):
@@ -88,8 +94,8 @@ def test_scratch_is_a_few_segments_never_the_vector(comm):
     mpiring.tree_allreduce(whole, comm=comm)
     mpiring.ring_allreduce(strided, comm=comm)
     mpiring.ring_allreduce(whole, strided, comm=comm)
-    mpiring.reduce_scatter(strided, part, counts=shares, comm=comm)
-    mpiring.allgather(part, strided, counts=shares, comm=comm)
+    mpiring.reduce_scatter(strided, part, counts=shares, comm=comm, algorithm="ring")
+    mpiring.allgather(part, strided, counts=shares, comm=comm, algorithm="ring")
     channel = comm.Get_attr(channel_key())
     scratch = [slot.nbytes for slot in channel._slots.values()]
     assert set(scratch) <= {4096} and len(scratch) <= 12, scratch
@@ -109,14 +115,17 @@ def test_memory_of_a_first_run_does_not_grow_with_the_vector(comm):
     assert peak(1 << 18) <= 8 * 4096
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "tree", "native"])
+@pytest.mark.parametrize("algorithm, kind", [*((name, "ordinary") for name in ("ring", "tree", "shared", "native", "auto")),
+                                             ("shared", "shared")])
 @pytest.mark.parametrize("op", [MPI.SUM, MPI.MAX, mpiring.AVERAGE], ids=["SUM", "MAX", "AVERAGE"])
 @pytest.mark.parametrize("dtype", [np.float32, np.int16, np.float16])
-def test_running_a_cached_plan_makes_no_array(comm, algorithm, op, dtype):
-    array, strided, out = np.ones(20_000, dtype), np.ones((20_000, 2), dtype)[:, 0], np.ones(20_000, dtype)
+def test_running_a_cached_plan_makes_no_array(comm, algorithm, kind, op, dtype):
+    ones, strided = np.ones(20_000, dtype), np.ones((20_000, 2), dtype)[:, 0]
+    array, out = KINDS[kind](ones), KINDS[kind](ones)
 
     def run():
         mpiring.allreduce(array, op=op, algorithm=algorithm, comm=comm)
+        mpiring.allreduce(array, out, op=op, algorithm=algorithm, comm=comm)
         mpiring.allreduce(strided, out, op=op, algorithm=algorithm, comm=comm)
         array[:], strided[:] = 1, 1
 
@@ -139,38 +148,44 @@ def test_running_a_cached_plan_makes_no_array(comm, algorithm, op, dtype):
 def test_a_plan_is_made_once(comm):
     array, other = np.ones(100), np.ones(100)
     for _ in range(5):
-        mpiring.allreduce(array, comm=comm)
-        mpiring.allreduce(array, other, comm=comm)
+        mpiring.allreduce(array, comm=comm, algorithm="ring")
+        mpiring.allreduce(array, other, comm=comm, algorithm="ring")
         mpiring.allreduce(array, comm=comm, algorithm="tree")
-        mpiring.allreduce(array, comm=comm, op=MPI.MAX)
+        mpiring.allreduce(array, comm=comm, algorithm="ring", op=MPI.MAX)
     channel = comm.Get_attr(channel_key())
     assert len(channel.plans) == 4
     assert len(channel.programs) == 3
-    assert mpiring.allreduce(np.ones(100), comm=comm) is not None and len(channel.programs) == 3
+    assert mpiring.allreduce(np.ones(100), comm=comm, algorithm="ring") is not None and len(channel.programs) == 3
+    for _ in range(3):
+        for algorithm in ("shared", "native", "auto"):
+            mpiring.allreduce(array, comm=comm, algorithm=algorithm)
+    assert len(channel.plans) == 8 and len(channel.programs) <= 4         # a rank alone: auto is the first of the registry
 
 
-def test_a_plan_does_not_keep_its_buffer(comm):
+@pytest.mark.parametrize("algorithm", ["ring", "shared", "native", "auto"])
+def test_a_plan_does_not_keep_its_buffer(comm, algorithm):
     import weakref
 
     array = np.ones(100)
-    mpiring.allreduce(array, comm=comm)
+    mpiring.allreduce(array, comm=comm, algorithm=algorithm)
     gone = weakref.ref(array)
     del array
     assert gone() is None
 
 
-def test_old_plans_are_forgotten(comm, monkeypatch):
+@pytest.mark.parametrize("algorithm", ["ring", "shared"])
+def test_old_plans_are_forgotten(comm, algorithm):
     mpiring.allreduce(np.ones(1), comm=comm)
     channel = comm.Get_attr(channel_key())
     channel.plans = Cache(50)
     arrays = [np.ones(10 + n) for n in range(60)]
     for array in arrays:
-        mpiring.allreduce(array, comm=comm)
+        mpiring.allreduce(array, comm=comm, algorithm=algorithm)
     assert channel.plans.length == sum(plan.length for plan in channel.plans.values())
     assert channel.plans.length <= 50 or len(channel.plans) == 1
     for array in arrays:
         array[:] = 1
-        assert (mpiring.allreduce(array, comm=comm) == SIZE).all()
+        assert (mpiring.allreduce(array, comm=comm, algorithm=algorithm) == SIZE).all()
 
 
 def test_a_freed_op_is_not_taken_for_a_new_one(comm):
@@ -183,19 +198,21 @@ def test_a_freed_op_is_not_taken_for_a_new_one(comm):
     array = np.full(4, 2.0)
     for multiplies in (False, True, False, True):
         op = op_that(multiplies)
-        array[:] = 2
-        mpiring.allreduce(array, op=op, comm=comm)
-        assert (array == (2.0**SIZE if multiplies else 2 * SIZE)).all()
+        for algorithm in ("ring", "shared", "auto"):
+            array[:] = 2
+            mpiring.allreduce(array, op=op, comm=comm, algorithm=algorithm)
+            assert (array == (2.0**SIZE if multiplies else 2 * SIZE)).all()
         op.Free()
 
 
-def test_the_channel_goes_with_its_comm():
+@pytest.mark.parametrize("algorithm", ["ring", "shared", "auto"])
+def test_the_channel_goes_with_its_comm(algorithm):
     made = []
     original = channels.Channel.free
     channels.Channel.free = lambda self: made.append(self) or original(self)
     try:
         comm = COMM.Dup()
-        mpiring.allreduce(np.ones(1), comm=comm)
+        mpiring.allreduce(np.ones(1), comm=comm, algorithm=algorithm)
         private = comm.Get_attr(channel_key()).comm
         comm.Free()
     finally:

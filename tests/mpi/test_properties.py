@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 import mpiring
 from mpiring.algorithms.cuts import counts as balanced
 from mpiring.algorithms.cuts import offsets
-from mpiring.runtime import ops
+from mpiring.runtime import binding, ops
 
-from cases import COMM, DTYPES, RANK, SIZE, bits, result, same_bits, values
+from cases import COMM, DTYPES, KINDS, RANK, SIZE, bits, result, same_bits, values
 from spmd import drawn
 
 PAIRS = []
@@ -28,10 +28,10 @@ def dtype_of(name):
     return np.dtype("bfloat16") if name == "bfloat16" else np.dtype(name)
 
 
-def laid_out(flat, layout):
+def laid_out(flat, layout, kind="ordinary"):
     """Return a view with the elements of `flat`, with a step, an offset, in one dimension or two."""
     step, offset, square = layout
-    room = np.zeros(offset + abs(step) * max(1, flat.size), flat.dtype)
+    room = KINDS[kind](np.zeros(offset + abs(step) * max(1, flat.size), flat.dtype))
     view = room[offset:offset + abs(step) * flat.size:abs(step)][::1 if step > 0 else -1]
     if square and flat.size % 2 == 0 and flat.size:
         view = view.reshape(2, -1) if view.flags.c_contiguous else np.lib.stride_tricks.as_strided(
@@ -40,17 +40,19 @@ def laid_out(flat, layout):
     return view
 
 
-@drawn(st.tuples(st.sampled_from(["ring", "tree"]), st.sampled_from(PAIRS), st.integers(0, 3 * SIZE + 300), LAYOUT, LAYOUT,
-                 st.booleans(), st.sampled_from([64, 100, 1000, 1 << 19])), examples=60)
+@drawn(st.tuples(st.sampled_from(["ring", "tree", "shared", "auto"]), st.sampled_from(PAIRS), st.integers(0, 3 * SIZE + 300),
+                 LAYOUT, LAYOUT, st.booleans(), st.sampled_from([64, 100, 1000, 1 << 19]), st.sampled_from(list(KINDS))),
+       examples=80)
 def test_allreduce_is_numpy_over_the_ranks(case):
-    algorithm, (dtype, op), count, send_layout, recv_layout, inplace, segment = case
+    algorithm, (dtype, op), count, send_layout, recv_layout, inplace, segment, kind = case
     dtype, op = dtype_of(dtype), ops.NAMES[op]
     with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
         patch.setenv("MPIRING_SEGMENT", str(segment))
+        patch.setattr(binding, "STAGE", segment * SIZE)
         comm = COMM.Dup()
         flat = values(RANK, count, dtype)
-        send = laid_out(flat, send_layout)
-        recv = None if inplace else laid_out(np.zeros(count, dtype), (*recv_layout[:2], send.ndim == 2))
+        send = laid_out(flat, send_layout, kind)
+        recv = None if inplace else laid_out(np.zeros(count, dtype), (*recv_layout[:2], send.ndim == 2), kind)
         out = mpiring.allreduce(send, recv, op=op, comm=comm, algorithm=algorithm)
         assert out is (send if inplace else recv)
         assert bits(out.reshape(-1)) == bits(result(op, count, dtype))
@@ -60,20 +62,20 @@ def test_allreduce_is_numpy_over_the_ranks(case):
 
 
 @drawn(st.tuples(st.integers(0, 400), st.lists(st.integers(0, 50), min_size=SIZE, max_size=SIZE), LAYOUT, st.booleans(),
-                 st.sampled_from([64, 100, 1 << 19])), examples=40)
+                 st.sampled_from([64, 100, 1 << 19]), st.sampled_from(["ring", "shared"])), examples=40)
 def test_reduce_scatter_then_allgather_is_allreduce(case):
-    count, shares, layout, even, segment = case
+    count, shares, layout, even, segment, algorithm = case
     shares = balanced(count, SIZE) if even else shares
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MPIRING_SEGMENT", str(segment))
         comm = COMM.Dup()
     edges = offsets(shares)
     mine = np.random.default_rng(RANK).normal(size=edges[-1])
-    part = mpiring.reduce_scatter(laid_out(mine, layout), np.zeros(shares[RANK]), counts=shares, comm=comm)
-    whole = mpiring.allgather(part, laid_out(np.zeros(edges[-1]), layout), counts=shares, comm=comm)
+    part = mpiring.reduce_scatter(laid_out(mine, layout), np.zeros(shares[RANK]), counts=shares, comm=comm, algorithm=algorithm)
+    whole = mpiring.allgather(part, laid_out(np.zeros(edges[-1]), layout), counts=shares, comm=comm, algorithm=algorithm)
     assert same_bits(whole)
     if even:
-        assert bits(whole.reshape(-1)) == bits(mpiring.ring_allreduce(mine.copy(), comm=comm))
+        assert bits(whole.reshape(-1)) == bits(mpiring.allreduce(mine.copy(), comm=comm, algorithm=algorithm))
     else:
         exact = np.sum([np.random.default_rng(rank).normal(size=edges[-1]) for rank in range(SIZE)], axis=0)
         assert np.allclose(whole.reshape(-1), exact)

@@ -62,6 +62,17 @@ def test_plans_are_started_once_at_a_time(comm):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_plan_of_a_comm_that_is_freed(algorithm):
+    comm = COMM.Dup()
+    plan = mpiring.allreduce_init(np.ones(1000), comm=comm, algorithm=algorithm)
+    plan()
+    comm.Free()
+    for call in (plan, plan.start):
+        with pytest.raises(RuntimeError, match="freed with its comm"):
+            call()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_several_under_way(algorithm, comm):
     counts = [1, 1000, 300_000, 7]
     arrays = [values(RANK, count, DTYPE) for count in counts]

@@ -6,13 +6,16 @@ from mpi4py import MPI
 
 import mpiring
 from mpiring.algorithms import registry
+from mpiring.runtime import binding
 
-from cases import COMM, COUNTS, DTYPES, LAYOUTS, RANK, SIZE, bits, result, same_bits, values
+from cases import COMM, COUNTS, DTYPES, KINDS, LAYOUTS, RANK, SIZE, bits, result, same_bits, values
 
 ROOTS = sorted({0, SIZE // 2, SIZE - 1})
-BROADCASTS = [*registry.names("broadcast"), "native"]
+OUR_BROADCASTS = [*registry.names("broadcast"), "shared"]
+OUR_REDUCES = [*registry.names("reduce"), "shared"]
+BROADCASTS = [*OUR_BROADCASTS, "native", "auto"]
 CASES = [(np.float32, MPI.SUM), (np.int64, MPI.MAX), (np.complex128, mpiring.AVERAGE), (np.int16, mpiring.AVERAGE)]
-REDUCES = [*registry.names("reduce"), "native"]
+REDUCES = [*OUR_REDUCES, "native", "auto"]
 
 
 def filled(count, dtype, root):
@@ -33,7 +36,7 @@ def test_broadcast(algorithm, root):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("algorithm", registry.names("broadcast"))
+@pytest.mark.parametrize("algorithm", [*OUR_BROADCASTS, "auto"])
 def test_broadcast_of_every_dtype(algorithm, dtype):
     mine = filled(1000, dtype, SIZE - 1)
     mpiring.broadcast(mine, root=np.int64(SIZE - 1), algorithm=algorithm)
@@ -74,7 +77,7 @@ def test_reduce_of_every_layout(algorithm, layout):
     assert RANK != SIZE - 1 or (out == result(MPI.SUM, 280, np.dtype(np.float64)).reshape(40, 7)).all()
 
 
-@pytest.mark.parametrize("algorithm", registry.names("reduce"))
+@pytest.mark.parametrize("algorithm", [*OUR_REDUCES, "auto"])
 def test_reduce_of_every_dtype(algorithm):
     for dtype in DTYPES:
         op = MPI.LOR if dtype.kind == "b" else MPI.SUM
@@ -82,16 +85,32 @@ def test_reduce_of_every_dtype(algorithm):
         assert RANK or bits(out) == bits(result(op, 1000, dtype))
 
 
+@pytest.mark.parametrize("root", ROOTS)
+@pytest.mark.parametrize("kind", ["shared", "mixed"])
+def test_in_shared_arrays(kind, root):
+    for algorithm in ("shared", "auto"):
+        for count in (1, 1000, 100_000):
+            mine, expected = values(RANK, count, np.dtype(np.float32)), result(MPI.SUM, count, np.dtype(np.float32))
+            send, recv = KINDS[kind](mine), KINDS[kind](np.zeros_like(mine))
+            mpiring.reduce(send, recv, root=root, algorithm=algorithm)
+            assert (send == mine).all() and (recv == (expected if RANK == root else 0)).all()
+            mpiring.reduce(send, root=root, algorithm=algorithm)
+            assert (send == (expected if RANK == root else mine)).all()
+            mpiring.broadcast(send, root=root, algorithm=algorithm)
+            assert (send == expected).all()
+
+
 def test_many_segments(monkeypatch):
     monkeypatch.setenv("MPIRING_SEGMENT", "64")
+    monkeypatch.setattr(binding, "STAGE", 1024)
     comm = COMM.Dup()
     for count in (1, 1000, 2503):
         for root in ROOTS:
-            for algorithm in registry.names("broadcast"):
+            for algorithm in OUR_BROADCASTS:
                 mine = filled(count, np.dtype(np.float32), root)
                 mpiring.broadcast(mine, root=root, comm=comm, algorithm=algorithm)
                 assert same_bits(mine) and (mine == values(root, count, np.dtype(np.float32))).all()
-            for algorithm in registry.names("reduce"):
+            for algorithm in OUR_REDUCES:
                 out = mpiring.reduce(values(RANK, count, np.dtype(np.float32)), root=root, comm=comm, algorithm=algorithm)
                 assert RANK != root or (out == result(MPI.SUM, count, np.dtype(np.float32))).all()
     comm.Free()
@@ -108,7 +127,7 @@ def test_errors():
         mpiring.broadcast([1, 2])
     with pytest.raises(TypeError, match="buf has dtype object"):
         mpiring.broadcast(np.array([None]))
-    with pytest.raises(ValueError, match=r"unknown algorithm 'ring' for broadcast; known: tree, pipelined_tree, .*, native"):
+    with pytest.raises(ValueError, match=r"unknown algorithm 'ring' for broadcast; known: tree, pipelined_tree, .*, shared, "):
         mpiring.broadcast(np.ones(3), algorithm="ring")
     constant = np.ones(3)
     constant.flags.writeable = False
@@ -124,21 +143,21 @@ def test_errors():
 
 @pytest.mark.skipif(SIZE < 2, reason="one rank agrees with itself")
 def test_ranks_that_disagree():
-    for algorithm in registry.names("broadcast"):
+    for algorithm in OUR_BROADCASTS:
         error = None
         try:
             mpiring.broadcast(np.ones(3000 if RANK == 0 else 1000), algorithm=algorithm)
         except mpiring.MismatchError as caught:
             error = caught
         found = COMM.allgather(error is not None)
-        assert all(found[1:]) if algorithm == "tree" else any(found), found
+        assert all(found) if algorithm == "shared" else all(found[1:]) if algorithm == "tree" else any(found), found
         assert (mpiring.allreduce(np.ones(10)) == SIZE).all()
-    for algorithm in registry.names("reduce"):
+    for algorithm in OUR_REDUCES:
         error = None
         try:
             mpiring.reduce(np.ones(3000 if RANK == SIZE - 1 else 1000), algorithm=algorithm)
         except mpiring.MismatchError as caught:
             error = caught
         found = COMM.allgather(error is not None)
-        assert found[0], found
+        assert all(found) if algorithm == "shared" else found[0], found
         assert (mpiring.allreduce(np.ones(10)) == SIZE).all()

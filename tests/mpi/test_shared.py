@@ -152,7 +152,7 @@ def test_which_way_is_taken():
 def test_long_private_arrays(comm, private):
     node = channel_of(comm).node
     permitted, node.private = node.private, node.private and private
-    count = shared.PRIVATE_FROM // 4 + 13
+    count = shared.PRIVATE_FROM // 4 // SIZE + 13
     mine, out = values(RANK, count, np.dtype(np.float32)), np.zeros(count, np.float32)
     mpiring.allreduce(mine, out, comm=comm, algorithm="shared")
     assert (out == result(MPI.SUM, count, out.dtype)).all() and (mine == values(RANK, count, mine.dtype)).all()

@@ -2,8 +2,8 @@
 
     mpirun -np 4 python examples/ring_by_hand.py
 
-Same chunks, same journeys, same order of summation, so the same bits where the ranks of a node follow one another; but the ring
-does not turn from node to node where they do not, and no segments travel while others are summed.
+Same chunks, same journeys, same order of summation, so the same bits where the ranks of a node follow one another; but no segments
+that travel while others are summed.
 Compare the two: mpirun -np 4 python -m mpiring.bench --algorithms ring,examples/ring_by_hand.py:ring_allreduce
 """
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -55,6 +57,7 @@ def plan_for(arguments: Arguments, background: bool = False) -> Plan | NativePla
             plan.own = slice(sum(shares[:channel.rank]), sum(shares[:channel.rank + 1]))
         plan.arguments = arguments.op, arguments.algorithm     # keeps what the key knows by id from being another's
         channel.plans.put(arguments.key, plan)
+        channel.made.add(plan)
     return plan
 
 
@@ -141,20 +144,30 @@ def _shared_plan(channel: Channel, arguments: Arguments, operation: ops.Operatio
     ranks = channel.node.ranks
     root = ranks.index(arguments.root) if arguments.root in ranks else None
     work = Work(arguments.collective, len(ranks), shares, root, channel.lanes if channel.spread else 0)
-    lane = partial(_lane_plan, channel, arguments, operation) if channel.spread and channel.lane else None
     call = _call(arguments, SHARED, operation, shares)
+    lane = _lane(channel, arguments, operation, call) if channel.spread and channel.lane else None
     return SharedPlan(channel, call, operation, arguments.send, arguments.recv, work, lane)
 
 
-def _lane_plan(channel: Channel, arguments: Arguments, operation: ops.Operation | None, buffer: np.ndarray) -> Plan:
-    """Return the plan by which a lane reduces a segment in place; a mean's sum is divided at the end, by all ranks."""
+def _lane(channel: Channel, arguments: Arguments, operation: ops.Operation | None,
+          call: Call) -> tuple[Callable[[np.ndarray], Plan], Plan | None]:
+    """Return what makes the plan by which a lane reduces a segment in place, and a plan to check that its ranks agree.
+
+    Every segment's call names the whole one, so that ranks which disagree notice it in the first. A mean's sum is divided in the
+    end, by the number of all ranks.
+    """
     algorithm = registry.find(LANES[arguments.collective], arguments.collective)
     if operation and operation.average:
-        operation = ops.find(MPI.SUM, buffer.dtype)
+        operation = ops.find(MPI.SUM, arguments.recv.dtype)
     root = channel.nodes[arguments.root] if COLLECTIVES[arguments.collective].rooted else None
-    call = Call(arguments.collective, f"{algorithm.name} between nodes", buffer.size, str(buffer.dtype),
-                operation.name if operation else "", None, root)
-    return message_plan(channel.lane, algorithm, call, operation, HOST, buffer, buffer, [buffer.size])
+
+    def make(buffer: np.ndarray, algorithm: Algorithm = algorithm, root: int | None = root) -> Plan:
+        part = replace(call, algorithm=f"{algorithm.name} between nodes", count=buffer.size, root=root, whole=str(call))
+        return message_plan(channel.lane, algorithm, part, operation, HOST, buffer, buffer, [buffer.size])
+
+    # A root that only sends would not notice that others have given up.
+    check = call.collective == "broadcast" and make(np.empty(0, arguments.recv.dtype), registry.find("ring", "allreduce"), None)
+    return make, check or None
 
 
 def _no_order(channel: Channel, algorithm: Algorithm, arguments: Arguments, operation: ops.Operation, nbytes: int) -> ValueError:

@@ -84,7 +84,8 @@ class Layout:
         parts = work.lanes or max([work.size, *map(len, starts.values())])       # between nodes, the same on all of them
         room = STAGE // parts // itemsize
         self.segment = room // GRAIN * GRAIN or max(1, room)
-        self.rounds = max(map(self.segments, jobs))
+        # Between nodes there is one at least: by it, ranks notice that they disagree, also those that have nothing to do.
+        self.rounds = max(min(1, work.lanes), *map(self.segments, jobs))
 
     def segments(self, jobs: list[Job]) -> int:
         """Return how many segments the longest of some jobs has."""
@@ -101,6 +102,7 @@ class Binder:
 
     def __init__(self, plan: SharedPlan, meeting: Meeting | None):
         self.jobs, self.layout, self.node, self.relay = plan.jobs, plan.layout, plan.node, plan.relay
+        self.lanes = plan.work.lanes
         self.send, self.recv, self.dtype, self.meeting = plan.send, plan.recv, plan.dtype, meeting
         self.rank, self.itemsize = self.node.rank, plan.dtype.itemsize
         self.staged = meeting is None or meeting.path == STAGED
@@ -114,7 +116,7 @@ class Binder:
 
     def phases(self) -> tuple[list[list[Task]], list[Task]]:
         """Return the tasks before each of the barriers but the first, and those after the last."""
-        rounds, lag = self.layout.rounds, LAG if self.relay else 0
+        rounds, lag = self.layout.rounds, LAG if self.lanes else 0
         if not self.staged:
             return [[task for index in range(rounds + lag) for task in self._round(index, lag)]], []
         late = not all(self.meeting.early[peer] for peer in self.layout.places)
@@ -139,10 +141,16 @@ class Binder:
                     tasks += [copy(line[a:b].reshape(view.shape), view) for view, a, b in self.send.pieces(place + start, length)]
         return tasks
 
-    def relayed(self, index: int) -> list[Task]:
-        """Hand a segment of this rank's part to its lane."""
-        return [self.relay.submit(self._relayed(index, length)) for job in self.jobs[self.rank]
-                for _, length in [self.layout.cut(job, index)] if length]
+    def relayed(self, index: int) -> np.ndarray | None:
+        """Return the buffer in which a lane reduces a segment of this rank's part: as many take turns as are on their way at once.
+
+        The first one is there even if it is empty.
+        """
+        length = sum(self.layout.cut(job, index)[1] for job in self.jobs[self.rank])
+        if not self.relay or not (length or index == 0):
+            return None
+        room = self.node.scratch(f"relay {index % (LAG + 1)}", self.layout.segment * self.itemsize)
+        return room[:length * self.itemsize].view(self.dtype)
 
     def _round(self, index: int, lag: int) -> Iterator[Task]:
         """Yield the work on a segment: reduce it, hand it to the lane, and deliver the one that is back."""
@@ -150,14 +158,12 @@ class Binder:
             start, length = self.layout.cut(job, index)
             for low in range(start, start + length, self.block):
                 yield from self._reduce(job, index, low, min(self.block, start + length - low))
-        if self.relay:
-            yield from self.relayed(index)
-        if self.relay and index >= lag:
+        if (buffer := self.relayed(index)) is not None:
+            yield self.relay.submit(buffer)
+        if index >= lag and (buffer := self.relayed(index - lag)) is not None:
+            yield self.relay.wait()
             for job in self.jobs[self.rank]:
-                start, length = self.layout.cut(job, index - lag)
-                if length:
-                    yield self.relay.wait()
-                    yield from self._deliver(job, index - lag, start, length)
+                yield from self._deliver(job, index - lag, buffer)
 
     def _reduce(self, job: Job, index: int, low: int, length: int) -> Iterator[Task]:
         """Yield the tasks that reduce a block of a job, and write the result to its targets unless a lane has to see it first."""
@@ -169,27 +175,26 @@ class Binder:
             sources.append(view)
             yield from fetch
         if self.relay:
-            start, segment = self.layout.cut(job, index)
-            yield from self._sum(sources, [self._relayed(index, segment)[low - start:low - start + length]], None)
+            start = index * self.layout.segment
+            yield from self._sum(sources, [self.relayed(index)[low - start:low - start + length]], None)
             return
         if len(sources) == 1 and not self.recv.flat:
             start = job.targets[0][1]
             yield from (copy(view, sources[0][a:b].reshape(view.shape)) for view, a, b in self.recv.pieces(start + low, length))
             return
-        first, rest, stores = self._targets(job, index, low, length)
-        yield from self._sum(sources, [first, *rest], self.size)
-        yield from stores(first)
+        views, addresses = self._targets(job, index, low, length)
+        yield from self._sum(sources, views, self.size)
+        yield from self._write(views[0], addresses)
 
-    def _deliver(self, job: Job, index: int, start: int, length: int) -> Iterator[Task]:
+    def _deliver(self, job: Job, index: int, result: np.ndarray) -> Iterator[Task]:
         """Yield the tasks that write what a lane has reduced to a job's targets, block by block."""
-        result = self._relayed(index, length)
-        for low in range(0, length if job.targets else 0, self.block):
+        for low in range(0, result.size if job.targets else 0, self.block):
             part = result[low:low + self.block]
             if self.divide:
                 yield self.divide, (part,)
-            first, rest, stores = self._targets(job, index, start + low, part.size)
-            yield from (copy(target, part) for target in (first, *rest))
-            yield from stores(part)
+            views, addresses = self._targets(job, index, index * self.layout.segment + low, part.size)
+            yield from (copy(view, part) for view in views)
+            yield from self._write(part, addresses)
 
     def _source(self, place: int, peer: int, start: int, low: int, length: int) -> tuple[np.ndarray, list[Task]]:
         """Return a view of a block of a peer's vector, and the tasks that bring it there."""
@@ -207,22 +212,20 @@ class Binder:
         view = room[skip:skip + length * self.itemsize].view(self.dtype)
         return view, [(Transfer(False, self.node.pids[peer], view, address), ())]
 
-    def _targets(self, job: Job, index: int, low: int, length: int):
-        """Return the view in which a block's result is made, further views for it, and a function: the tasks that send it on."""
-        own = [start for peer, start in job.targets if peer == self.rank]
-        others = [(peer, start) for peer, start in job.targets if peer != self.rank]
-        home = [self.recv.view(start + low, length) for start in own if self.recv.flat]
+    def _targets(self, job: Job, index: int, low: int, length: int) -> tuple[list[np.ndarray], list[tuple[int, int]]]:
+        """Return the views that a block's result is written to, one at least, and where else: processes and addresses."""
+        home = [self.recv.view(start + low, length) for peer, start in job.targets if peer == self.rank and self.recv.flat]
+        others = [(peer, start + low) for peer, start in job.targets if peer != self.rank]
         if self.staged:
-            slot = [self._slot(self.rank, index, low, length)] if others or not home else []
-            views = [*home, *slot]
-            return views[0], views[1:], lambda result: []
+            return home + ([self._slot(self.rank, index, low, length)] if others or not home else []), []
         if self.meeting.path == ONE_PASS:
-            sides = self.meeting.recvs
-            views = [*home, *(self._mapped(peer, sides[peer], start + low, length) for peer, start in others)]
-            return views[0], views[1:], lambda result: []
-        first = home[0] if home else self._scratch("result", length)
-        return first, [], lambda result: [(Transfer(True, self.node.pids[peer], result, self.meeting.recvs[peer].address
-                                                    + (start + low) * self.itemsize), ()) for peer, start in others]
+            return home + [self._mapped(peer, self.meeting.recvs[peer], place, length) for peer, place in others], []
+        addresses = [(self.node.pids[peer], self.meeting.recvs[peer].address + place * self.itemsize) for peer, place in others]
+        return home or [self._scratch("result", length)], addresses
+
+    def _write(self, result: np.ndarray, addresses: list[tuple[int, int]]) -> Iterator[Task]:
+        """Yield the tasks that write a result into other processes' memory."""
+        return ((Transfer(True, pid, result, address), ()) for pid, address in addresses)
 
     def _sum(self, sources: list[np.ndarray], targets: list[np.ndarray], divide_by: int | None) -> Iterator[Task]:
         """Yield the tasks that reduce some views into one, in their order, and copy that to the others."""
@@ -248,7 +251,7 @@ class Binder:
         for rank, job in self._all():
             start, length = self.layout.cut(job, index) if index >= 0 else (0, 0)
             for peer, place in job.targets if length else ():
-                if peer == self.rank and (rank != peer or not self.recv.flat) and (self.relay or len(job.sources) > 1):
+                if peer == self.rank and (rank != peer or not self.recv.flat) and (self.lanes or len(job.sources) > 1):
                     line = self._slot(rank, index, start, length)
                     yield from (copy(view, line[a:b].reshape(view.shape)) for view, a, b in self.recv.pieces(place + start, length))
 
@@ -269,11 +272,6 @@ class Binder:
 
     def _scratch(self, name: str, length: int) -> np.ndarray:
         return self.node.scratch(name, self.block * self.itemsize)[:length * self.itemsize].view(self.dtype)
-
-    def _relayed(self, index: int, length: int) -> np.ndarray:
-        """Return the buffer in which a lane reduces a segment: as many take turns as are on their way at once."""
-        room = self.node.scratch(f"relay {index % (LAG + 1)}", self.layout.segment * self.itemsize)
-        return room[:length * self.itemsize].view(self.dtype)
 
     def _mapped(self, peer: int, side: Side, start: int, length: int) -> np.ndarray:
         """Return a view of a peer's vector in a region."""

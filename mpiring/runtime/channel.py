@@ -75,6 +75,7 @@ class Channel:
         self.spread = len(set(self.nodes)) > 1
         self.segment = self._agree(segment_setting) or (REMOTE_SEGMENT if self.spread else SEGMENT)
         self.programs, self.plans = Cache(PLANNED), Cache(PLANNED)
+        self.made: weakref.WeakSet[Any] = weakref.WeakSet()      # all plans that somebody still has
         self.proofs: dict[tuple[Algorithm, Setting], Proof] = {}
         self.table = self._agree(self._table)
         self.regions: weakref.WeakSet[Region] = weakref.WeakSet()
@@ -170,7 +171,7 @@ class Channel:
                 self.__dict__.pop(part).free()
         if "worker" in self.__dict__:
             self.worker.shutdown()
-        for plan in self.plans.values():                 # whoever still knows one must not keep its scratch
+        for plan in list(self.made):                     # whoever still knows one must not run it, nor keep its scratch
             plan.retire("with its comm")
         self.plans.clear()
         self.programs.clear()

@@ -136,9 +136,10 @@ class _GiveUp:
         if not self.misfit:
             return self.error
         head = f"{self.plan.call} on rank {self.rank}"
-        failed = [f"rank {rank}: {report['error']}" for rank, report in sorted(self.reports.items()) if "error" in report]
+        failed = [(rank, report["error"]) for rank, report in sorted(self.reports.items()) if "error" in report]
         if failed:
-            return PeerError(f"{head}: another rank gave up: {'; '.join(failed)}")
+            kind = MismatchError if any(text.startswith("MismatchError:") for _, text in failed) else PeerError
+            return kind(f"{head}: another rank gave up: {'; '.join(f'rank {rank}: {text}' for rank, text in failed)}")
         lines = [f"rank {rank} saw that {report['saw']}" for rank, report in sorted(self.reports.items()) if "saw" in report]
         lines += [f"rank {rank} called {report['call']}" for rank, report in sorted(self.reports.items())
                   if report["call"] != str(self.plan.call)]

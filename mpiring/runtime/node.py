@@ -42,7 +42,8 @@ class Node:
             memory = self.mapping.memory
             self.board = memoryview(memory[:LINE * self.size])
             self.line = self.board[LINE * self.rank:LINE * (self.rank + 1)]
-            self.flags = memoryview(memory[LINE * self.size:LINE * self.size + self.size])
+            # Raised before a barrier, looked at behind it: in turn, for a rank that has gone on may raise the next one already.
+            self.flags = [memoryview(memory[start:start + self.size]) for start in (LINE * self.size, (LINE + 1) * self.size)]
             self.stage = [memory[start:start + STAGE] for start in range(head, head + (self.size + 1) * self.row, self.row)]
         self.quiet = bytes(self.size)
         self._scratch: dict[str, np.ndarray] = {}
@@ -65,7 +66,8 @@ class Node:
         if self.mapping is not None:
             self.board.release()
             self.line.release()
-            self.flags.release()
+            for flags in self.flags:
+                flags.release()
             self.stage = []
             self.mapping.free()
         self._scratch.clear()

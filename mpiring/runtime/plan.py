@@ -21,7 +21,7 @@ Task = tuple[Callable[..., Any], tuple]
 
 @dataclass(frozen=True)
 class Call:
-    """One collective call in values that must be equal on all ranks."""
+    """One collective call in values that must be equal on all ranks; `whole`: the one of which it does a part."""
 
     collective: str
     algorithm: str
@@ -30,12 +30,14 @@ class Call:
     op: str
     counts: tuple[int, ...] | None = None
     root: int | None = None
+    whole: str = ""
 
     def __str__(self) -> str:
         shares = f", counts {list(self.counts)}" if self.counts is not None else ""
         op = f", {self.op}" if self.op else ""
         root = f", root {self.root}" if self.root is not None else ""
-        return f"{self.collective}({self.algorithm}, count {self.count}{shares}, {self.dtype}{op}{root})"
+        whole = f" of {self.whole}" if self.whole else ""
+        return f"{self.collective}({self.algorithm}, count {self.count}{shares}, {self.dtype}{op}{root}){whole}"
 
 
 class Move(NamedTuple):

@@ -42,16 +42,16 @@ class Meeting(NamedTuple):
 class SharedPlan:
     """One collective call bound to its buffers; made once, run many times.
 
-    work: the call as the ranks of this node see it. lane: makes the plan that reduces a buffer with the same lane of other nodes.
+    work: the call as the ranks of this node see it. lane: what Relay wants to know of this rank's lane, if it has one.
     """
 
     algorithm = "shared"
 
     def __init__(self, channel: Channel, call: Call, operation: ops.Operation | None, sendbuf: np.ndarray, recvbuf: np.ndarray,
-                 work: Work, lane: Callable[[np.ndarray], Plan] | None = None):
+                 work: Work, lane: tuple[Callable[[np.ndarray], Plan], Plan | None] | None = None):
         self.channel, self.call, self.work, self.node = channel, call, work, channel.node
         self.operation, self.dtype, self.path, self.gone = operation, recvbuf.dtype, "", ""
-        self.relay = Relay(channel.worker, lane) if lane else None
+        self.relay = Relay(channel.worker, *lane) if lane else None
         self.signature = crc32(str(call).encode())
         self.jobs = [jobs(work, rank) for rank in range(work.size)]
         self.layout = Layout(work, self.jobs, self.dtype.itemsize)
@@ -63,9 +63,9 @@ class SharedPlan:
         vectors = 1 if call.collective == "alltoall" else work.size          # whose shares are those of all ranks already
         self.large = vectors * sum(work.shares) * self.dtype.itemsize >= PRIVATE_FROM
         self.line, self.packs = self._line()
-        self.segments = self.layout.segments(self.jobs[self.node.rank])
-        if self.relay and self.segments:                 # a lane's plan must be there, if only to tell that this rank gives up
-            Binder(self, None).relayed(0)
+        self.segments = max(1, self.layout.segments(self.jobs[self.node.rank]))
+        if self.relay:                                   # there must be a plan, if only to tell the lane that this rank gives up
+            self.relay.submit(Binder(self, None).relayed(0))
         self.seen, self.known = b"", {}
         self.phases: list[list[Task]] = []
         self.last: list[Task] = []
@@ -79,7 +79,7 @@ class SharedPlan:
         if self.channel.broken or self.gone:
             raise RuntimeError(self._unusable())
         node = self.node
-        barrier, flags, quiet = node.barrier, node.flags, node.quiet
+        barrier, quiet = node.barrier, node.quiet
         error: Exception | None = None
         if self.relay:
             self.relay.begin(self.segments)
@@ -90,7 +90,8 @@ class SharedPlan:
             barrier()
             if node.board.tobytes() != self.seen:
                 self._meet()
-            for phase in self.phases:
+            for turn, phase in enumerate(self.phases):
+                flags = node.flags[turn & 1]
                 try:
                     for task, args in phase:
                         task(*args)
@@ -98,7 +99,8 @@ class SharedPlan:
                     error, flags[node.rank] = caught, 1
                 barrier()
                 if flags.tobytes() != quiet:
-                    raise self._failed(error)
+                    error = self._failed(error, flags)
+                    raise error
             for task, args in self.last:
                 task(*args)
         except (MismatchError, PeerError):
@@ -165,15 +167,18 @@ class SharedPlan:
             self.relay.abort(error)
         return error
 
-    def _failed(self, error: Exception | None) -> Exception:
-        """Let this node's ranks, and the lane's on other nodes, know; return what to raise here."""
-        if self.relay:
-            self.relay.abort(error or PeerError("another rank of its node gave up"))
+    def _failed(self, error: Exception | None, flags: memoryview) -> Exception:
+        """Let this node's ranks know, then the lane's on other nodes; return what to raise here."""
+        head = f"{self.call} on rank {self.channel.rank}"
+        if self.relay and error is self.relay.error and isinstance(error, (MismatchError, PeerError)):
+            error = type(error)(f"{head}: between nodes: {error}")       # whose text counts the lane's ranks
         found = self.node.comm.allgather(None if error is None else (type(error).__name__, str(error)))
-        self.node.flags[self.node.rank] = 0              # all have seen it by now
-        if error is not None:
-            return error
-        reports = [(rank, *report) for rank, report in zip(self.node.ranks, found) if report]
-        kind = MismatchError if any(name == "MismatchError" for _, name, _ in reports) else PeerError
-        return kind(f"{self.call} on rank {self.channel.rank}: another rank gave up: "
-                    + "; ".join(f"rank {rank}: {name}: {text}" for rank, name, text in reports))
+        flags[self.node.rank] = 0                        # all have seen it by now
+        if error is None:
+            reports = [(rank, *report) for rank, report in zip(self.node.ranks, found) if report]
+            kind = MismatchError if any(name == "MismatchError" for _, name, _ in reports) else PeerError
+            error = kind(f"{head}: another rank gave up: "
+                         + "; ".join(f"rank {rank}: {name}: {text}" for rank, name, text in reports))
+        if self.relay:
+            self.relay.abort(error)
+        return error

@@ -73,7 +73,7 @@ def test_layouts(layout, algorithm):
 @pytest.mark.parametrize("algorithm", ["ring", "bruck", "shared"])
 def test_many_segments(monkeypatch, algorithm):
     monkeypatch.setenv("MPIRING_SEGMENT", "64")
-    monkeypatch.setattr(binding, "STAGE", 1024)
+    monkeypatch.setattr(binding, "STAGE", 1024 * SIZE)
     comm = COMM.Dup()
     for count in (1, 1000, 2503):
         own = cuts(count, SIZE)[RANK]

@@ -119,15 +119,15 @@ def test_another_op_or_dtype(case):
 
 
 @several
-@drawn(st.tuples(NODES, st.integers(0, SIZE - 1), st.integers(1, 5000), STAGES, st.sampled_from(["allreduce", "reduce"])),
-       examples=30)
+@drawn(st.tuples(NODES, st.integers(0, SIZE - 1), st.integers(1, 5000), STAGES, st.sampled_from(["allreduce", "reduce"]),
+                 st.integers(0, 4)), examples=40)
 def test_an_error_in_the_middle_reaches_every_rank(case):
     """In the node's own sums, or in those of a lane; every rank whose result depends on the sum learns of it."""
-    nodes, bad, count, stage, collective = case
+    nodes, bad, count, stage, collective, where = case
     with pytest.MonkeyPatch.context() as patch, on_nodes(nodes) as comm:
         patch.setattr(binding, "STAGE", stage)
         array = np.full(count, 1.0, np.float32)
-        array[-1] = 3e38
+        array[(count - 1) * where // 4] = 3e38
         with np.errstate(over="raise" if RANK == bad else "ignore"):
             error, text = attempt(lambda: getattr(mpiring, collective)(array, comm=comm, algorithm="shared"))
         found = comm.allgather(error)

@@ -102,7 +102,7 @@ def test_in_shared_arrays(kind, root):
 
 def test_many_segments(monkeypatch):
     monkeypatch.setenv("MPIRING_SEGMENT", "64")
-    monkeypatch.setattr(binding, "STAGE", 1024)
+    monkeypatch.setattr(binding, "STAGE", 1024 * SIZE)
     comm = COMM.Dup()
     for count in (1, 1000, 2503):
         for root in ROOTS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import cache, cached_property
 from typing import Any
@@ -66,10 +66,12 @@ class Inline(Executor):
 class Channel:
     """A comm's private state. Its messages travel on `comm`, a duplicate, so they never meet those of the caller."""
 
-    def __init__(self, comm: MPI.Comm):
+    def __init__(self, comm: MPI.Comm, labels: Sequence[int] | None = None):
+        """labels: the numbers by which errors name ranks, where they are not those of `comm`."""
         self.comm = comm.Dup()
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size = comm.rank, comm.size
+        self.labels = labels or range(self.size)
         self.tag_bits = min(31, (MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) + 1).bit_length() - 1)
         self.nodes = nodes(self.comm)
         self.spread = len(set(self.nodes)) > 1
@@ -125,7 +127,7 @@ class Channel:
         comm = self.comm.Split(place if place < self.lanes else MPI.UNDEFINED, self.nodes[self.rank])
         if comm == MPI.COMM_NULL:
             return None
-        channel = Channel(comm)
+        channel = Channel(comm, [ranks[place] for ranks in self.members])
         comm.Free()
         return channel
 

@@ -59,7 +59,8 @@ def _cancel(request: MPI.Request) -> bool:
 class _GiveUp:
     def __init__(self, plan: Plan, at: int, recvs: list, sends: list, error: BaseException):
         self.plan, self.recvs, self.sends, self.error = plan, recvs, sends, error
-        self.comm, self.rank, self.status = plan.channel.comm, plan.channel.rank, MPI.Status()
+        self.comm, self.labels, self.status = plan.channel.comm, plan.channel.labels, MPI.Status()
+        self.rank = self.labels[plan.channel.rank]       # as reports and texts have it
         self.open = {transfer.recv_from for transfer, request in zip(plan.transfers, recvs) if request is not False} - {None}
         self.reports: Reports = {self.rank: {"call": str(plan.call)}}
         self.misfit = isinstance(error, (Unexpected, MPI.Exception))
@@ -82,7 +83,7 @@ class _GiveUp:
         if tag & FAIL:
             self._drain({peer} & self.open)
         else:
-            self.reports[self.rank]["saw"] = f"rank {peer} {saw}"
+            self.reports[self.rank]["saw"] = f"rank {self.labels[peer]} {saw}"
 
     def run(self) -> BaseException:
         pending = self._tell()

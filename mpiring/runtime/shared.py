@@ -169,15 +169,12 @@ class SharedPlan:
 
     def _failed(self, error: Exception | None, flags: memoryview) -> Exception:
         """Let this node's ranks know, then the lane's on other nodes; return what to raise here."""
-        head = f"{self.call} on rank {self.channel.rank}"
-        if self.relay and error is self.relay.error and isinstance(error, (MismatchError, PeerError)):
-            error = type(error)(f"{head}: between nodes: {error}")       # whose text counts the lane's ranks
         found = self.node.comm.allgather(None if error is None else (type(error).__name__, str(error)))
         flags[self.node.rank] = 0                        # all have seen it by now
         if error is None:
             reports = [(rank, *report) for rank, report in zip(self.node.ranks, found) if report]
             kind = MismatchError if any(name == "MismatchError" for _, name, _ in reports) else PeerError
-            error = kind(f"{head}: another rank gave up: "
+            error = kind(f"{self.call} on rank {self.channel.rank}: another rank gave up: "
                          + "; ".join(f"rank {rank}: {name}: {text}" for rank, name, text in reports))
         if self.relay:
             self.relay.abort(error)

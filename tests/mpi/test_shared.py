@@ -108,6 +108,7 @@ def test_an_array_of_a_comm_that_is_freed(comm):
 
 @several
 def test_regions_go_with_their_last_view():
+    gc.collect()                                         # what earlier tests have left
     before = len(memory._REGIONS)
     array = made(1000, np.float64)
     view = array[10:20]

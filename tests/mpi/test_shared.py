@@ -214,6 +214,17 @@ def test_the_sum_is_that_of_numpy_in_the_order_of_ranks(kind):
     assert mpiring.allreduce(mine, algorithm="shared").tobytes() == exact.tobytes()
 
 
+def test_signs_of_zero_in_long_rows():
+    for dtype in (np.float32, np.complex128):
+        array = mpiring.empty(20_000, dtype)
+        array[:] = complex(-0.0, -0.0) if dtype == np.complex128 else -0.0
+        array[RANK::7] = 0
+        expected = np.array([np.signbit(np.array(COMM.allgather(array.real[place])).sum(initial=-0.0)) for place in range(50)])
+        mpiring.allreduce(array, algorithm="shared")
+        assert (np.signbit(array.real[:50]) == expected).all()
+        assert same_bits(array)
+
+
 def test_half_floats_are_rounded_once():
     """1 + 1/2048 is 1 in float16, but the sum of all ranks' is not, if it is made in float32."""
     for dtype, small in ((np.float16, 2**-11), (BFLOAT16, 2**-8)):

@@ -4,9 +4,13 @@
 class MismatchError(RuntimeError):
     """Ranks disagree about one collective call: its count, dtype, op or algorithm."""
 
+    final = True
+
 
 class PeerError(RuntimeError):
-    """Another rank gave up in the middle of a collective call."""
+    """Another rank gave up in the middle of a collective call. `final`: before it had begun, so that all learn of it."""
+
+    final = False
 
 
 class ScheduleError(ValueError):

@@ -122,7 +122,7 @@ class Binder:
         self.divide = self.size and ops.divide(np, self.dtype, self.size)
         whole = meeting is not None and meeting.path == PROCESS_VM
         self.block = max(GRAIN, (min(KERNEL_BLOCK, STAGE // self.node.size) if whole else BLOCK) // self.itemsize)
-        self.wide = operation and halves.accumulator(operation, self.dtype, self.block)
+        self.wide = operation and halves.accumulator(operation, self.dtype, min(self.block, sum(plan.work.shares)))
 
     def phases(self) -> tuple[list[list[Task]], list[Task]]:
         """Return the tasks before each of the barriers but the first, and those after the last."""

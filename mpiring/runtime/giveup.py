@@ -9,7 +9,7 @@ that the data would have taken. Afterwards all streams are at their end, nothing
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
@@ -24,7 +24,7 @@ LAST, FAIL = 1, 2
 
 FLAG_BITS = 2
 
-Reports = dict[int, dict[str, str]]
+Reports = dict[int, dict[str, Any]]
 
 
 class Unexpected(Exception):
@@ -32,6 +32,12 @@ class Unexpected(Exception):
 
     def __init__(self, tag: int, nbytes: int):
         self.tag, self.nbytes = tag, nbytes
+
+
+def refuse(plan: Plan, error: Exception) -> BaseException:
+    """Give a run up before it begins: all who run it learn of that."""
+    nothing = [None] * len(plan.moves)
+    return _GiveUp(plan, 0, [*nothing], [*nothing], error, final=True).run()
 
 
 def give_up(plan: Plan, at: int, recvs: list, sends: list, error: BaseException) -> BaseException:
@@ -57,7 +63,7 @@ def _cancel(request: MPI.Request) -> bool:
 
 
 class _GiveUp:
-    def __init__(self, plan: Plan, at: int, recvs: list, sends: list, error: BaseException):
+    def __init__(self, plan: Plan, at: int, recvs: list, sends: list, error: BaseException, final: bool = False):
         self.plan, self.recvs, self.sends, self.error = plan, recvs, sends, error
         self.comm, self.labels, self.status = plan.channel.comm, plan.channel.labels, MPI.Status()
         self.rank = self.labels[plan.channel.rank]       # as reports and texts have it
@@ -67,7 +73,7 @@ class _GiveUp:
         if self.misfit:
             self._look_at_misfit(at)
         else:
-            self.reports[self.rank]["error"] = f"{type(error).__name__}: {error}"
+            self.reports[self.rank] |= {"error": f"{type(error).__name__}: {error}", "final": final}
 
     def _look_at_misfit(self, at: int) -> None:
         """Note what was wrong with the message; if it was the news that its sender gave up, learn why before passing that on."""
@@ -140,7 +146,9 @@ class _GiveUp:
         failed = [(rank, report["error"]) for rank, report in sorted(self.reports.items()) if "error" in report]
         if failed:
             kind = MismatchError if any(text.startswith("MismatchError:") for _, text in failed) else PeerError
-            return kind(f"{head}: another rank gave up: {'; '.join(f'rank {rank}: {text}' for rank, text in failed)}")
+            error = kind(f"{head}: another rank gave up: {'; '.join(f'rank {rank}: {text}' for rank, text in failed)}")
+            error.final = any(report.get("final") for report in self.reports.values())
+            return error
         lines = [f"rank {rank} saw that {report['saw']}" for rank, report in sorted(self.reports.items()) if "saw" in report]
         lines += [f"rank {rank} called {report['call']}" for rank, report in sorted(self.reports.items())
                   if report["call"] != str(self.plan.call)]

@@ -9,7 +9,7 @@ from contextvars import copy_context
 
 import numpy as np
 
-from mpiring.runtime.giveup import give_up
+from mpiring.runtime.giveup import refuse
 from mpiring.runtime.plan import Plan, Task
 
 
@@ -19,20 +19,20 @@ class Relay:
     make: makes the plan that reduces a buffer with the lane's other ranks. check: a plan that runs before the first segment, where
     not every rank of the lane learns from a segment that another one failed.
 
-    All ranks of a lane fail in the same segment, and none of them runs a later one.
+    A rank that fails in a segment, or learns there that another one did, refuses the next one. Who had no need to learn of it, in a
+    reduce, does in that one: it is the last for all.
     """
 
     def __init__(self, worker: Executor, make: Callable[[np.ndarray], Plan], check: Plan | None = None):
         self.worker, self.make, self.check = worker, make, check
         self.plans: dict[tuple[int, int], Plan] = {}
         self.pending: deque[Future] = deque()
-        self.segments = self.left = 0
+        self.submitted = self.left = 0                   # segments; those that have not begun
         self.error: Exception | None = None
 
     def begin(self, segments: int) -> None:
         """Take note how many segments the run that starts will submit."""
-        self.segments = self.left = segments
-        self.error = None
+        self.submitted, self.left, self.error = 0, segments, None
 
     def submit(self, buffer: np.ndarray) -> Task:
         """Return the task that starts the reduction of a buffer with the lane's other ranks."""
@@ -46,23 +46,23 @@ class Relay:
         return self._wait, ()
 
     def abort(self, error: Exception) -> None:
-        """Let the lane's other ranks fail in their next reduction, unless they have failed, or have no more."""
+        """Let the lane's other ranks fail in their next reduction, unless they all know already, or have no more."""
         while self.pending:
             self.pending.popleft().exception()
-        if self.left and self.error is None:
-            plan = self.check if self.check and self.left == self.segments else next(iter(self.plans.values()))
-            nothing = [None] * len(plan.moves)
-            self.worker.submit(give_up, plan, 0, [*nothing], [*nothing], error).result()
+        if self.left and not getattr(self.error, "final", False):
+            plan = self.check if self.check and not self.submitted else next(iter(self.plans.values()))
+            self.worker.submit(refuse, plan, error).result()
 
     def _submit(self, plan: Plan) -> None:
-        checks = [self.check] if self.check and self.left == self.segments else []
-        self.left -= 1
+        checks = [self.check] if self.check and not self.submitted else []
+        self.submitted += 1
         self.pending.append(self.worker.submit(copy_context().run, self._run, [*checks, plan]))     # np.errstate goes along
 
     def _run(self, plans: list[Plan]) -> None:
         """Run plans, in the thread, unless one of an earlier segment has failed."""
         if self.error is not None:
             raise self.error
+        self.left -= 1
         try:
             for plan in plans:
                 plan()

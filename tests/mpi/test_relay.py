@@ -139,6 +139,20 @@ def test_an_error_in_the_middle_reaches_every_rank(case):
 
 
 @several
+@pytest.mark.parametrize("root", sorted({0, SIZE - 1}))
+def test_a_sum_that_fails_in_the_last_step_of_a_lane(root, monkeypatch):
+    """A rank whose share of a reduce is sent on by then learns of it in the next segment, not in this one."""
+    monkeypatch.setattr(binding, "STAGE", 1024)
+    for bad in range(SIZE):
+        with on_nodes(range(SIZE)) as comm:
+            mine = np.full(3000, 3e38 if RANK == bad else 1e38 if RANK == (bad + 1) % SIZE else 0, np.float32)
+            with np.errstate(over="raise" if RANK == bad else "ignore"):
+                error, text = attempt(lambda mine=mine: mpiring.reduce(mine, root=root, comm=comm, algorithm="shared"))
+            assert_usable(comm)
+        assert error is (FloatingPointError if RANK == bad else mpiring.PeerError), (error, text)
+
+
+@several
 def test_numpy_settings_of_the_caller_count_between_nodes():
     with on_nodes(range(SIZE)) as comm:
         with np.errstate(over="raise"):

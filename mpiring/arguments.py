@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from mpiring.algorithms.cuts import counts as balanced
@@ -68,6 +69,12 @@ def parse(collective: str, algorithm: str | Algorithm, sendbuf: Any, recvbuf: An
         if recv_space.identity(recv) == space.identity(send):
             recv = send
     return Arguments(collective, algorithm, send, recv, space, recv_space, op, comm, counts, root)
+
+
+def result_of(arguments: Arguments, sendbuf: Any, recvbuf: Any) -> Any:
+    """Return the array that holds the result: what the caller passed, if it is an array."""
+    result = sendbuf if recvbuf is None or recvbuf is MPI.IN_PLACE else recvbuf
+    return result if type(result) is type(arguments.recv) or isinstance(result, np.ndarray) else arguments.recv
 
 
 def rank_of(comm: Any) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiring.algorithms.registry import Algorithm
-from mpiring.arguments import Arguments, parse, rank_of
+from mpiring.arguments import Arguments, parse, rank_of, result_of
 from mpiring.planning import plan_for
 from mpiring.runtime.arrays import HOST
 from mpiring.runtime.channel import channel_key
@@ -174,10 +174,7 @@ def _result(arguments: Arguments, plan: Any, sendbuf: Any, recvbuf: Any) -> Any:
             and arguments.send.flags.c_contiguous and arguments.recv.flags.c_contiguous and arguments.recv.size
             and arguments.counts is None and getattr(arguments.op, "is_predefined", True)):
         _remember(arguments, plan, sendbuf, recvbuf, gives)
-    if not gives:
-        return None
-    result = sendbuf if recvbuf is None or recvbuf is MPI.IN_PLACE else recvbuf
-    return result if type(result) is type(arguments.recv) or isinstance(result, np.ndarray) else arguments.recv
+    return result_of(arguments, sendbuf, recvbuf) if gives else None
 
 
 def _remember(arguments: Arguments, plan: Any, sendbuf: np.ndarray, recvbuf: np.ndarray | None, gives: bool) -> None:

@@ -74,10 +74,9 @@ def _make(channel: Channel, arguments: Arguments, operation: ops.Operation | Non
         return _shared_plan(channel, arguments, operation, shares)
     algorithm = chosen if isinstance(chosen, Algorithm) else registry.find(chosen, arguments.collective)
     nbytes = sum(shares) * arguments.recv.dtype.itemsize
-    setting = setting_of(channel, algorithm, arguments.root, nbytes)
     if algorithm is arguments.algorithm:                 # the caller's own: wrong sums in silence would be the alternative
-        channel.proof(algorithm, setting)
-    if operation and not operation.commutes and not channel.proof(algorithm, setting).ordered:
+        channel.proof(algorithm, setting_of(channel, algorithm, arguments.root, nbytes))
+    if operation and not operation.commutes and not _keeps_order(channel, algorithm, arguments, nbytes):
         raise _no_order(channel, algorithm, arguments, operation, nbytes)
     call = _call(arguments, algorithm.name, operation, shares)
     return message_plan(channel, algorithm, call, operation, arguments.space, arguments.send, arguments.recv, shares)
@@ -100,7 +99,7 @@ def _choose(channel: Channel, arguments: Arguments, operation: ops.Operation | N
         count = int(max(rows.sum(0).max(), rows.sum(1).max()))
     kind = "device" if arguments.space is not HOST else "shared" if channel.shares else "ordinary"
     allowed = partial(_allowed, channel, arguments, operation, shares)
-    return channel.table.choose(collective, kind, size, len(channel.members), count * arguments.recv.dtype.itemsize, allowed)
+    return channel.table.choose(collective, kind, size, len(channel.layout.members), count * arguments.recv.dtype.itemsize, allowed)
 
 
 def _allowed(channel: Channel, arguments: Arguments, operation: ops.Operation | None, shares: list[int], name: str) -> bool:
@@ -109,11 +108,15 @@ def _allowed(channel: Channel, arguments: Arguments, operation: ops.Operation | 
         return _native_can(arguments, operation, shares)
     if name == SHARED:
         return not _no_sharing(channel, arguments, operation)
-    algorithm = registry.find(name, arguments.collective)
     if operation is None or operation.commutes:
         return True
-    setting = setting_of(channel, algorithm, arguments.root, sum(shares) * arguments.recv.dtype.itemsize)
-    return channel.proof(algorithm, setting).ordered
+    algorithm = registry.find(name, arguments.collective)
+    return _keeps_order(channel, algorithm, arguments, sum(shares) * arguments.recv.dtype.itemsize)
+
+
+def _keeps_order(channel: Channel, algorithm: Algorithm, arguments: Arguments, nbytes: int) -> bool:
+    """Tell whether an algorithm, by its proof, reduces in the order of the ranks."""
+    return channel.proof(algorithm, setting_of(channel, algorithm, arguments.root, nbytes)).ordered
 
 
 def _native_can(arguments: Arguments, operation: ops.Operation | None, shares: list[int]) -> bool:
@@ -143,7 +146,7 @@ def _no_sharing(channel: Channel, arguments: Arguments, operation: ops.Operation
 def _shared_plan(channel: Channel, arguments: Arguments, operation: ops.Operation | None, shares: list[int]) -> SharedPlan:
     ranks = channel.node.ranks
     root = ranks.index(arguments.root) if arguments.root in ranks else None
-    work = Work(arguments.collective, len(ranks), shares, root, channel.lanes if channel.spread else 0)
+    work = Work(arguments.collective, len(ranks), shares, root, channel.layout.lanes if channel.spread else 0)
     call = _call(arguments, SHARED, operation, shares)
     lane = _lane(channel, arguments, operation, call) if channel.spread and channel.lane else None
     return SharedPlan(channel, call, operation, arguments.send, arguments.recv, work, lane)
@@ -173,8 +176,7 @@ def _lane(channel: Channel, arguments: Arguments, operation: ops.Operation | Non
 def _no_order(channel: Channel, algorithm: Algorithm, arguments: Arguments, operation: ops.Operation, nbytes: int) -> ValueError:
     """Return the error for an op that is not commutative, where an algorithm, by its proof, does not keep the order of ranks."""
     others = [registry.find(name, arguments.collective) for name in registry.names(arguments.collective)]
-    keep = [other.name for other in others
-            if channel.proof(other, setting_of(channel, other, arguments.root, nbytes)).ordered]
+    keep = [other.name for other in others if _keeps_order(channel, other, arguments, nbytes)]
     shared = [] if _no_sharing(channel, arguments, operation) else [SHARED]
     return ValueError(f"op is not commutative, and algorithm {algorithm.name!r} reduces in another order than that of the "
                       f"{channel.size} ranks; use one that keeps it: {', '.join([*keep, *shared, NATIVE])}")

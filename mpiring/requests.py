@@ -10,7 +10,7 @@ from typing import Any
 from mpi4py import MPI
 
 from mpiring.algorithms.registry import Algorithm
-from mpiring.arguments import Arguments, parse, rank_of
+from mpiring.arguments import Arguments, parse, rank_of, result_of
 from mpiring.planning import plan_for
 from mpiring.runtime.native import NativePlan
 
@@ -85,7 +85,7 @@ def allreduce_init(sendbuf: Any, recvbuf: Any = None, *, op: Any = MPI.SUM, comm
     """
     try:
         arguments = parse("allreduce", algorithm, sendbuf, recvbuf, op, comm)
-        return PersistentPlan(arguments, _result(arguments, sendbuf, recvbuf))
+        return PersistentPlan(arguments, result_of(arguments, sendbuf, recvbuf))
     except (TypeError, ValueError) as error:
         raise type(error)(f"allreduce_init on rank {rank_of(comm)}: {error}") from None
 
@@ -104,12 +104,7 @@ def iallreduce(sendbuf: Any, recvbuf: Any = None, *, op: Any = MPI.SUM, comm: MP
         plan = plan_for(arguments, background=True)
     except (TypeError, ValueError) as error:
         raise type(error)(f"iallreduce on rank {rank_of(comm)}: {error}") from None
-    return Request(_submit(arguments, plan), _result(arguments, sendbuf, recvbuf))
-
-
-def _result(arguments: Arguments, sendbuf: Any, recvbuf: Any) -> Any:
-    result = recvbuf if recvbuf is not None and recvbuf is not MPI.IN_PLACE else sendbuf
-    return arguments.recv if result is MPI.IN_PLACE else result
+    return Request(_submit(arguments, plan), result_of(arguments, sendbuf, recvbuf))
 
 
 def _start(arguments: Arguments, plan: Any) -> Callable[[], Any]:

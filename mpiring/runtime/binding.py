@@ -189,8 +189,7 @@ class Binder:
             yield from self._sum(sources, [self.relayed(index)[low - start:low - start + length]], None)
             return
         if len(sources) == 1 and not self.recv.flat:
-            start = job.targets[0][1]
-            yield from (copy(view, sources[0][a:b].reshape(view.shape)) for view, a, b in self.recv.pieces(start + low, length))
+            yield from self._scatter(sources[0], job.targets[0][1] + low)
             return
         views, addresses = self._targets(job, index, low, length)
         yield from self._sum(sources, views, self.size)
@@ -277,8 +276,11 @@ class Binder:
             start, length = self.layout.cut(job, index) if index >= 0 else (0, 0)
             for peer, place in job.targets if length else ():
                 if peer == self.rank and (rank != peer or not self.recv.flat) and (self.lanes or len(job.sources) > 1):
-                    line = self._slot(rank, index, start, length)
-                    yield from (copy(view, line[a:b].reshape(view.shape)) for view, a, b in self.recv.pieces(place + start, length))
+                    yield from self._scatter(self._slot(rank, index, start, length), place + start)
+
+    def _scatter(self, line: np.ndarray, start: int) -> Iterator[Task]:
+        """Yield the copies of a line into this rank's recvbuf, whatever its layout."""
+        return (copy(view, line[a:b].reshape(view.shape)) for view, a, b in self.recv.pieces(start, line.size))
 
     def _all(self) -> Iterator[tuple[int, Job]]:
         return ((rank, job) for rank, found in enumerate(self.jobs) for job in found)

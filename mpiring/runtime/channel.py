@@ -104,9 +104,9 @@ class Channel:
         return value
 
     @cached_property
-    def members(self) -> list[list[int]]:
-        """The ranks of every node."""
-        return Setting(self.size, nodes=tuple(self.nodes)).members
+    def layout(self) -> Setting:
+        """How the ranks lie on their nodes."""
+        return Setting(self.size, nodes=tuple(self.nodes))
 
     @cached_property
     def node(self) -> Node | None:
@@ -123,18 +123,13 @@ class Channel:
 
         Collective at first.
         """
-        place = self.members[self.nodes[self.rank]].index(self.rank)
-        comm = self.comm.Split(place if place < self.lanes else MPI.UNDEFINED, self.nodes[self.rank])
+        node, place = self.layout.places[self.rank]
+        comm = self.comm.Split(place if place < self.layout.lanes else MPI.UNDEFINED, node)
         if comm == MPI.COMM_NULL:
             return None
-        channel = Channel(comm, [ranks[place] for ranks in self.members])
+        channel = Channel(comm, [ranks[place] for ranks in self.layout.members])
         comm.Free()
         return channel
-
-    @cached_property
-    def lanes(self) -> int:
-        """The ranks of the smallest node."""
-        return min(map(len, self.members))
 
     @cached_property
     def background(self) -> Channel:

@@ -61,8 +61,8 @@ def numpys(op, arrays):
     """Return NumPy's result, and how far rounding in another order may take another one from it."""
     operation = ops.find(ops.NAMES[op], arrays.dtype)
     combine = getattr(np, operation.ufunc)
-    out = reduce(lambda left, right: combine(left, right).astype(arrays.dtype), arrays)
-    if operation.average:
+    out = reduce(lambda left, right: combine(left, right).astype(arrays.dtype), arrays[1:], arrays[0].copy())
+    if operation.average and SIZE > 1:      # one vector is its own average, of integers above 2**53 too
         ops.divide(np, out.dtype, SIZE)(out)
     if out.dtype.kind in "iu":
         return out, np.zeros(LENGTH)

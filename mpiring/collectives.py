@@ -124,8 +124,6 @@ def plan_of(collective: str, sendbuf: Any, recvbuf: Any = None, *, op: Any = Non
     return plan_for(parse(collective, algorithm, sendbuf, recvbuf, op, comm, counts, root))
 
 
-get_address = MPI.Get_address
-
 _RECENT: dict[int, tuple] = {}
 """The last call with each sendbuf, by its id, while the array lives: to find its plan here takes a microsecond less than by the
 arguments. An entry is made by _remember.
@@ -137,15 +135,12 @@ def _run(collective: str, algorithm: str | Algorithm, sendbuf: Any, recvbuf: Any
     """Run the plan for these arguments; make it first if this comm has none yet."""
     recent = _RECENT.get(id(sendbuf))
     if recent is not None:
-        call, layout, recv, plan, gives, _ = recent
+        call, dtypes, recv, plan, gives, _ = recent
         result = sendbuf if recv is None else recvbuf
-        # Arrays can be resized, or given another dtype, in place: that a call was checked says nothing of the next one then.
+        # NumPy leaves an array where it is while there are views of it, but lets a dtype be set: then the call is checked anew.
         if (counts is None and call == (collective, algorithm, op, comm, root)
                 and (recvbuf is None if recv is None else recv() is recvbuf)
-                and layout == ((get_address(sendbuf), sendbuf.nbytes, sendbuf.dtype) if recv is None else
-                               (get_address(sendbuf), sendbuf.nbytes, sendbuf.dtype, get_address(recvbuf), recvbuf.nbytes,
-                                recvbuf.dtype))
-                and result.flags.writeable and not plan.gone):
+                and sendbuf.dtype is dtypes[0] and result.dtype is dtypes[1] and result.flags.writeable and not plan.gone):
             plan()
             return result if gives else None
     try:
@@ -178,10 +173,8 @@ def _result(arguments: Arguments, plan: Any, sendbuf: Any, recvbuf: Any) -> Any:
 
 
 def _remember(arguments: Arguments, plan: Any, sendbuf: np.ndarray, recvbuf: np.ndarray | None, gives: bool) -> None:
-    key, known, recv = id(sendbuf), _RECENT, None
-    layout = get_address(sendbuf), sendbuf.nbytes, sendbuf.dtype
-    if recvbuf is not None:
-        layout += get_address(recvbuf), recvbuf.nbytes, recvbuf.dtype
-        recv = weakref.ref(recvbuf)
+    key, known = id(sendbuf), _RECENT
+    recv = None if recvbuf is None else weakref.ref(recvbuf)
+    dtypes = sendbuf.dtype, sendbuf.dtype if recvbuf is None else recvbuf.dtype
     call = arguments.collective, arguments.algorithm, arguments.op, arguments.comm, arguments.root
-    known[key] = call, layout, recv, plan, gives, weakref.ref(sendbuf, lambda _: known.pop(key, None))
+    known[key] = call, dtypes, recv, plan, gives, weakref.ref(sendbuf, lambda _: known.pop(key, None))

@@ -112,7 +112,7 @@ def _main(argv: Sequence[str] | None, comm: MPI.Comm) -> int:
     say = _said if comm.rank == 0 else _nothing
     say(f"# {key.library} {key.version}, {count(comm.size, 'rank')} on {count(key.nodes, 'node')} ({key.layout}), {key.processor}")
     rows = list(measure(options, comm, say))
-    if not comm.bcast(rows):
+    if not comm.bcast(bool(rows)):
         return _wrong("no size was measured often enough to say anything: --seconds gives more time", comm)
     if comm.rank == 0:
         about = f"measured by mpiring {mpiring.__version__} on {key.library} {key.version}, {key.layout} ranks, {key.processor}"

@@ -66,8 +66,8 @@ class Inline(Executor):
 class Channel:
     """A comm's private state. Its messages travel on `comm`, a duplicate, so they never meet those of the caller."""
 
-    def __init__(self, comm: MPI.Comm, labels: Sequence[int] | None = None):
-        """labels: the numbers by which errors name ranks, where they are not those of `comm`."""
+    def __init__(self, comm: MPI.Comm, labels: Sequence[int] | None = None, parent: Channel | None = None):
+        """labels: the numbers by which errors name ranks, where they are not those of `comm`. parent: whose settings hold here."""
         self.comm = comm.Dup()
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size = comm.rank, comm.size
@@ -75,33 +75,33 @@ class Channel:
         self.tag_bits = min(31, (MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) + 1).bit_length() - 1)
         self.nodes = nodes(self.comm)
         self.spread = len(set(self.nodes)) > 1
-        self.segment = self._agree(segment_setting) or (REMOTE_SEGMENT if self.spread else SEGMENT)
+        self.segment, self.table = (parent.segment, parent.table) if parent else self._settings()
         self.programs, self.plans = Cache(PLANNED), Cache(PLANNED)
         self.made: weakref.WeakSet[Any] = weakref.WeakSet()      # all plans that somebody still has
         self.proofs: dict[tuple[Algorithm, Setting], Proof] = {}
-        self.table = self._agree(self._table)
         self.regions: weakref.WeakSet[Region] = weakref.WeakSet()
         self.shares = False                              # whether shared arrays were made for this comm: all ranks know
         self.broken: str | None = None
         self._slots: dict[tuple, Any] = {}
 
-    def _table(self) -> Table:
-        """Read which algorithms to choose, and what the environment says of that; ValueError where either is wrong."""
-        return load(key_for(MPI.get_vendor(), self.nodes)).with_override(override_setting())
+    def _settings(self) -> tuple[int, Table]:
+        """Return rank 0's settings, so that all ranks have the same; ValueError, on all ranks, where one is wrong there.
 
-    def _agree(self, setting: Callable[[], Any]) -> Any:
-        """Return rank 0's value of a setting, so that all ranks have the same; its error is everybody's."""
-        value = None
+        They are the bytes of a segment, and which algorithms to choose, with what the environment says of that.
+        """
+        found: Any = None
         if self.rank == 0:
             try:
-                value = setting()
+                table = load(key_for(MPI.get_vendor(), self.nodes)).with_override(override_setting())
+                found = segment_setting() or (REMOTE_SEGMENT if self.spread else SEGMENT), table
             except ValueError as error:
-                value = error
-        value = self.comm.bcast(value)
-        if isinstance(value, ValueError):
+                found = error
+        found = self.comm.bcast(found)
+        self.comm.Barrier()                              # the table is long enough for native.OVERWRITTEN
+        if isinstance(found, ValueError):
             self.comm.Free()
-            raise ValueError(f"rank 0: {value}")
-        return value
+            raise ValueError(f"rank 0: {found}")
+        return found
 
     @cached_property
     def layout(self) -> Setting:
@@ -127,14 +127,14 @@ class Channel:
         comm = self.comm.Split(place if place < self.layout.lanes else MPI.UNDEFINED, node)
         if comm == MPI.COMM_NULL:
             return None
-        channel = Channel(comm, [ranks[place] for ranks in self.layout.members])
+        channel = Channel(comm, [ranks[place] for ranks in self.layout.members], self)
         comm.Free()
         return channel
 
     @cached_property
     def background(self) -> Channel:
         """A channel for what runs beside the caller. Collective at first."""
-        channel = Channel(self.comm)
+        channel = Channel(self.comm, parent=self)
         channel.shares = self.shares
         return channel
 

@@ -36,14 +36,6 @@ UNREACHABLE, PRIVATE = -1, 0
 KERNEL_BLOCK = 256 * 1024
 """Bytes that the kernel copies at once. Measured at 64 MiB with 2 to 8 ranks: 64 KiB takes 40 % longer."""
 
-ROW = 1024
-"""Elements from which on equally spaced sources are reduced by one call of NumPy: a third less time for 64 KiB on 8 ranks. It may
-sum shorter ones in another order.
-"""
-
-AT_ONCE = ("add", "maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor")
-"""The ufuncs whose `reduce` over rows does what they do to one row after the other (that of multiply begins with 1)."""
-
 LAG = 1
 """Segments that the messages between nodes may be behind the node's own work."""
 
@@ -117,8 +109,6 @@ class Binder:
         operation = plan.operation
         self.size = plan.channel.size if operation and operation.average and plan.channel.size > 1 else None
         self.combine = operation and operation.combine(np, self.dtype)
-        self.signed = bool(operation) and operation.ufunc == "add" and self.dtype.kind in "fc"
-        self.reduce = getattr(np, operation.ufunc).reduce if operation and operation.ufunc in AT_ONCE else None
         self.divide = self.size and ops.divide(np, self.dtype, self.size)
         whole = meeting is not None and meeting.path == PROCESS_VM
         self.block = max(GRAIN, (min(KERNEL_BLOCK, STAGE // self.node.size) if whole else BLOCK) // self.itemsize)
@@ -242,21 +232,6 @@ class Binder:
         if self.wide and len(sources) > 1:
             yield self.wide.bind(sources, targets, divide_by), ()
             return
-        rows = _rows(sources) if self.reduce and len(sources) > 2 and first.size >= ROW else None
-        if rows is not None:
-            total = self._scratch("sum", first.size)
-            # NumPy begins a sum with 0, and 0 + -0 is 0; -0 changes nothing.
-            start = (self.dtype.type(complex(-0.0, -0.0) if self.dtype.kind == "c" else -0.0),) if self.signed else ()
-            yield self.reduce, (rows, 0, self.dtype, total, False, *start)
-            if divide_by:
-                yield self.divide, (total,)
-            together = _rows(sorted(targets, key=lambda view: view.ctypes.data)) if len(targets) > 2 else None
-            if together is not None:
-                line = total.view(np.uint8)
-                yield np.bitwise_or, (line, line, together.view(np.uint8))
-            else:
-                yield from (copy(target, total) for target in targets)
-            return
         if len(sources) == 1:
             rest = [target for target in targets if target.ctypes.data != sources[0].ctypes.data]
             first = sources[0]
@@ -305,13 +280,3 @@ class Binder:
         region = next(buffer.region for buffer in (self.send, self.recv) if buffer.region and buffer.region.number == side.region)
         address = region.base + region.rows[self.node.pids[peer]] * region.stride + side.offset + start * self.itemsize
         return np.ndarray((length,), self.dtype, MPI.buffer.fromaddress(address, length * self.itemsize))
-
-
-def _rows(views: list[np.ndarray]) -> np.ndarray | None:
-    """Return equally long views as the rows of one array, if they lie at equal distances."""
-    starts = [view.ctypes.data for view in views]
-    step, nbytes = starts[1] - starts[0], views[0].nbytes
-    if step < nbytes or any(after - before != step for before, after in zip(starts, starts[1:])):
-        return None
-    room = MPI.buffer.fromaddress(starts[0], step * (len(views) - 1) + nbytes)
-    return np.ndarray((len(views), views[0].size), views[0].dtype, room, 0, (step, views[0].itemsize))

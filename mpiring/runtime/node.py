@@ -9,6 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiring.runtime import peers
+from mpiring.runtime.barrier import barrier
 from mpiring.runtime.memory import PAGE, Mapping, share
 
 LINE = 64
@@ -32,9 +33,8 @@ class Node:
         self.owned = not alone
         self.ranks = [rank for rank, number in enumerate(numbers) if number == numbers[comm.rank]]
         self.rank, self.size = self.comm.rank, self.comm.size
-        self.barrier = self.comm.Barrier
         self.pids = self.comm.allgather(os.getpid())
-        head = -(-2 * LINE * self.size // PAGE) * PAGE
+        head = -(-3 * LINE * self.size // PAGE) * PAGE
         self.row = STAGE + PAGE
         self.mapping: Mapping | None = share(self.comm, head + (self.size + 1) * self.row)
         self.private = peers.reachable(self.comm)
@@ -44,6 +44,8 @@ class Node:
             self.line = self.board[LINE * self.rank:LINE * (self.rank + 1)]
             # Raised before a barrier, looked at behind it: in turn, for a rank that has gone on may raise the next one already.
             self.flags = [memoryview(memory[start:start + self.size]) for start in (LINE * self.size, (LINE + 1) * self.size)]
+            self.arrived = memoryview(memory[2 * LINE * self.size:][:self.size])
+            self.barrier = barrier(self.comm, self.arrived)
             self.stage = [memory[start:start + STAGE] for start in range(head, head + (self.size + 1) * self.row, self.row)]
         self.quiet = bytes(self.size)
         self._scratch: dict[str, np.ndarray] = {}
@@ -66,6 +68,7 @@ class Node:
         if self.mapping is not None:
             self.board.release()
             self.line.release()
+            self.arrived.release()
             for flags in self.flags:
                 flags.release()
             self.stage = []

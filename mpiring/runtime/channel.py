@@ -75,6 +75,7 @@ class Channel:
         self.tag_bits = min(31, (MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) + 1).bit_length() - 1)
         self.nodes = nodes(self.comm)
         self.spread = len(set(self.nodes)) > 1
+        self.beside = parent is not None                 # whether this is for a thread other than the caller's
         self.segment, self.table = (parent.segment, parent.table) if parent else self._settings()
         self.programs, self.plans = Cache(PLANNED), Cache(PLANNED)
         self.made: weakref.WeakSet[Any] = weakref.WeakSet()      # all plans that somebody still has
@@ -111,7 +112,7 @@ class Channel:
     @cached_property
     def node(self) -> Node | None:
         """What this rank's node shares; None, on all ranks, where the ranks of a node cannot share memory. Collective at first."""
-        node = Node(self.comm, self.nodes)
+        node = Node(self.comm, self.nodes, threaded=self.beside)
         if not self.comm.allreduce(node.mapping is not None, MPI.LAND):
             node.free()
             return None

@@ -27,7 +27,8 @@ BLOCK = 128 * 1024
 class Node:
     """The ranks of a comm that are on this rank's node, in order of rank; all methods that say so are collective among them."""
 
-    def __init__(self, comm: MPI.Comm, numbers: Sequence[int]):
+    def __init__(self, comm: MPI.Comm, numbers: Sequence[int], threaded: bool = False):
+        """numbers: the node of every rank. threaded: the ranks may wait for each other beside other threads of theirs."""
         alone = len(set(numbers)) == 1
         self.comm = comm if alone else comm.Split(numbers[comm.rank], comm.rank)
         self.owned = not alone
@@ -45,7 +46,7 @@ class Node:
             # Raised before a barrier, looked at behind it: in turn, for a rank that has gone on may raise the next one already.
             self.flags = [memoryview(memory[start:start + self.size]) for start in (LINE * self.size, (LINE + 1) * self.size)]
             self.arrived = memoryview(memory[2 * LINE * self.size:][:self.size])
-            self.barrier = barrier(self.comm, self.arrived)
+            self.barrier = self.comm.Barrier if threaded or not alone else barrier(self.comm, self.arrived)
             self.stage = [memory[start:start + STAGE] for start in range(head, head + (self.size + 1) * self.row, self.row)]
         self.quiet = bytes(self.size)
         self._scratch: dict[str, np.ndarray] = {}

@@ -23,7 +23,8 @@ from mpiring.runtime.relay import Relay
 PRIVATE_FROM = 128 << 20
 """Bytes of all vectors of a node together from which on private ones are read and written by the kernel rather than staged, where
 that is permitted. Measured under Open MPI and Intel MPI: 2 ranks take as long either way at 64 MiB each, and a fifth less staged at
-16; 4 are even at 16 to 32 MiB; 8 take a tenth less by the kernel at 16 MiB, a fifth less at 64, and a fifth more at 4.
+16; 4 are even at 16 to 32 MiB; 8 take a tenth less by the kernel at 16 MiB, a fifth less at 64, and a fifth more at 4. Between
+nodes, where the network sets the pace, staging takes a tenth less (64 MiB, 2 ranks on each of 4 nodes, 1 Gbit/s).
 """
 
 KNOWN = 4
@@ -61,7 +62,7 @@ class SharedPlan:
         # What a job of an alltoall in place writes, another still has to read.
         self.touchable = not (in_place and call.collective == "alltoall")
         vectors = 1 if call.collective == "alltoall" else work.size          # whose shares are those of all ranks already
-        self.large = vectors * sum(work.shares) * self.dtype.itemsize >= PRIVATE_FROM
+        self.large = not work.lanes and vectors * sum(work.shares) * self.dtype.itemsize >= PRIVATE_FROM
         self.line, self.packs = self._line()
         self.segments = max(1, self.layout.segments(self.jobs[self.node.rank]))
         if self.relay:                                   # there must be a plan, if only to tell the lane that this rank gives up

@@ -23,8 +23,8 @@ def barrier(comm: MPI.Comm, arrived: memoryview) -> Callable[[], None]:
 
     arrived: zeroed bytes that all ranks have mapped, one for each.
 
-    MPI's own barrier serves where plain writes could overtake. It is also what to take where another thread of the rank waits in MPI
-    meanwhile: looks leave that one less of the core than a wait does (64 MiB between 4 nodes took up to 3 times as long).
+    MPI's own barrier serves where plain writes could overtake. It is also what to take where another thread of the rank waits in
+    MPI meanwhile: looks leave that one less of the core than a wait does (64 MiB between 4 nodes took up to 3 times as long).
     """
     if platform.machine() not in ORDERED:
         return comm.Barrier

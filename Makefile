@@ -5,6 +5,7 @@ NP ?= 8
 BENCH ?=
 PYTHON ?= python3
 RANKS = 1 2 3 4 5 8
+DRAW = 100
 
 # One environment a library, for their launchers clash. BIN is absolute: Intel's mpirun looks for its parts on PATH.
 ENV := $(CURDIR)/.venv/$(MPI)
@@ -57,8 +58,8 @@ test-N: ## run the MPI tests on N ranks, as in make test-4
 test-%: $(ENV)/.test
 	$(MPIRUN) -np $* $(BIN)/python -m pytest -q tests/mpi
 
-prove: $(ENV)/.run ## prove every algorithm for a hundred drawn numbers of ranks from 65 to 1024 (make test: 1 to 64)
-	$(BIN)/python -m mpiring verify --all --ranks 65 --draw 100 --jobs 2
+prove: $(ENV)/.run ## prove every algorithm for DRAW=100 numbers of ranks drawn from 65 to 1024 (make test: 1 to 64)
+	$(BIN)/python -m mpiring verify --all --ranks 65 --draw $(DRAW) --jobs 2
 
 lint: $(ENV)/.lint ## check style and types' syntax with ruff
 	$(BIN)/ruff check .

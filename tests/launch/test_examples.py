@@ -36,7 +36,7 @@ def same_bits(tmp_path):
     return str(path)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 4])
 def test_ring_by_hand_has_the_bits_of_the_ring(ranks, same_bits):
     done = run(ranks, ["-m", "mpi4py", same_bits])
     assert done.returncode == 0, done.stderr
@@ -48,7 +48,7 @@ def test_ring_by_hand_does_without_mpiring():
     assert not re.search(r"^\s*(import|from) mpiring", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_ring_by_hand_shows_the_sum_on_every_rank(ranks):
     done = run(ranks, ["examples/ring_by_hand.py"])
     assert done.returncode == 0, done.stderr
@@ -79,7 +79,7 @@ def trained(ranks, path, *options):
     return np.load(path)["weights"]
 
 
-@pytest.mark.parametrize("ranks, options", [(3, ["--epochs", "10"]), (4, ["--epochs", "1", "--batch", "2", "--rate", "0.02"])])
+@pytest.mark.parametrize("ranks, options", [(3, ["--epochs", "3"]), (4, ["--epochs", "1", "--batch", "2", "--rate", "0.02"])])
 def test_training_on_some_ranks_is_training_on_one(tmp_path, ranks, options):
     """Neither 50 nor 2 images are the same number for each rank: a wrong weighting would show. Of 2 some ranks get none."""
     pytest.importorskip("sklearn")

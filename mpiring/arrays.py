@@ -32,7 +32,10 @@ def _make(shape: Any, dtype: Any, comm: MPI.Comm) -> np.ndarray:
     dtype = np.dtype(dtype)
     if not ops.kind(dtype):
         raise TypeError(f"empty on rank {comm.rank}: dtype {dtype} is not numeric")
-    nbytes = np.broadcast_to(np.empty((), dtype), shape).nbytes          # NumPy checks the shape
+    try:
+        nbytes = np.broadcast_to(np.empty((), dtype), shape).nbytes      # NumPy checks the shape
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"empty on rank {comm.rank}: shape {shape!r}: {error}") from None
     channel = channel_of(comm)
     found = channel.comm.allgather(nbytes)
     if len(set(found)) > 1:

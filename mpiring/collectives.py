@@ -136,11 +136,13 @@ def _run(collective: str, algorithm: str | Algorithm, sendbuf: Any, recvbuf: Any
     recent = _RECENT.get(id(sendbuf))
     if recent is not None:
         call, dtypes, recv, plan, gives, _ = recent
-        result = sendbuf if recv is None else recvbuf
-        # NumPy leaves an array where it is while there are views of it, but lets a dtype be set: then the call is checked anew.
-        if (counts is None and call == (collective, algorithm, op, comm, root)
+        result, plan = sendbuf if recv is None else recvbuf, plan()
+        # NumPy leaves an array where it is while there are views of it, but lets dtype and strides be set: then all is checked.
+        if (counts is None and root.__class__ is int and call == (collective, algorithm, op, comm, root)
                 and (recvbuf is None if recv is None else recv() is recvbuf)
-                and sendbuf.dtype is dtypes[0] and result.dtype is dtypes[1] and result.flags.writeable and not plan.gone):
+                and sendbuf.dtype is dtypes[0] and sendbuf.flags.c_contiguous
+                and (recv is None or (result.dtype is dtypes[1] and result.flags.c_contiguous))
+                and result.flags.writeable and plan is not None and not plan.gone):
             plan()
             return result if gives else None
     try:
@@ -177,4 +179,4 @@ def _remember(arguments: Arguments, plan: Any, sendbuf: np.ndarray, recvbuf: np.
     recv = None if recvbuf is None else weakref.ref(recvbuf)
     dtypes = sendbuf.dtype, sendbuf.dtype if recvbuf is None else recvbuf.dtype
     call = arguments.collective, arguments.algorithm, arguments.op, arguments.comm, arguments.root
-    known[key] = call, dtypes, recv, plan, gives, weakref.ref(sendbuf, lambda _: known.pop(key, None))
+    known[key] = call, dtypes, recv, weakref.ref(plan), gives, weakref.ref(sendbuf, lambda _: known.pop(key, None))

@@ -14,7 +14,7 @@ from mpiring.algorithms import registry
 from mpiring.algorithms.registry import COLLECTIVES, Algorithm
 from mpiring.algorithms.shared import Work
 from mpiring.arguments import Arguments, check_arrays, shares_of
-from mpiring.runtime import ops
+from mpiring.runtime import memory, ops
 from mpiring.runtime.arrays import HOST
 from mpiring.runtime.channel import Channel, channel_of, check_comm
 from mpiring.runtime.messages import message_plan, setting_of
@@ -56,9 +56,18 @@ def plan_for(arguments: Arguments, background: bool = False) -> Plan | NativePla
         if arguments.collective == "reduce_scatter":
             plan.own = slice(sum(shares[:channel.rank]), sum(shares[:channel.rank + 1]))
         plan.arguments = arguments.op, arguments.algorithm     # keeps what the key knows by id from being another's
+        if arguments.space is HOST:
+            _know_of_freeing(plan, arguments)
         channel.plans.put(arguments.key, plan)
         channel.made.add(plan)
     return plan
+
+
+def _know_of_freeing(plan: Any, arguments: Arguments) -> None:
+    """Let a plan know when the memory of a shared array that it uses is given back."""
+    for array in (arguments.send, arguments.recv):
+        if region := memory.find(array.ctypes.data):
+            region.users.add(plan)
 
 
 def _make(channel: Channel, arguments: Arguments, operation: ops.Operation | None, shares: list[int]) -> Any:

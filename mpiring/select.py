@@ -35,7 +35,7 @@ ON_ONE_NODE = ("reduce_scatter", "allgather", "alltoall")
 """Collectives that shared does among the ranks of one node only."""
 
 KINDS = {"ordinary": "host memory", "shared": "memory that the ranks of a node share", "device": "memory of a GPU"}
-VARIABLE = "MPIRING_ALGORITHM"
+VARIABLE, TABLE = "MPIRING_ALGORITHM", "MPIRING_TABLE"
 SHIPPED = Path(__file__).parent / "tables" / "shipped.json"
 UNITS = ((1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K"))
 CLOSE = 1.03
@@ -161,6 +161,8 @@ def _entry(text: str) -> Entry:
         if collective is not None and collective not in COLLECTIVES:
             raise ValueError(unknown("collective", collective, COLLECTIVES))
         excluded, name = name.startswith("^"), name.removeprefix("^").strip()
+        if not name:
+            raise ValueError("names no algorithm")
         choices = known(collective) if collective else list(dict.fromkeys(name for owner in COLLECTIVES for name in known(owner)))
         if name not in choices:
             raise ValueError(unknown("algorithm", name, choices, f" for {collective}" if collective else ""))
@@ -288,15 +290,21 @@ class Table:
 
 
 def load(key: Key) -> Table:
-    """Return the table for a key: the measured rows, if there are, above the shipped ones.
+    """Return the table for a key: the measured rows, if there are, above the shipped ones; those of a given file, if it is named.
 
     ValueError names a file that cannot be read or is wrong.
     """
-    measured = _read(cache_path(key)) if cache_folder() else None
+    measured = given_table() or (_read(cache_path(key)) if cache_folder() else None)
     table = shipped()
     if measured is not None:
         table = replace(measured, rows=measured.rows + table.rows)
     return table.for_library(key.library)
+
+
+def given_table() -> Table | None:
+    """Return the table in the file that the environment names, None where it names none; ValueError for what is none."""
+    path = os.environ.get(TABLE, "")
+    return read(path) if path else None
 
 
 @cache

@@ -72,7 +72,7 @@ def parser(quiet: bool = False) -> Parser:
     made.add_argument("-b", "--minbytes", type=a_size, default=SIZES[0], metavar="SIZE", help="smallest vector (default 256)")
     made.add_argument("-e", "--maxbytes", type=a_size, default=SIZES[-1], metavar="SIZE", help="largest vector (default 64M)")
     made.add_argument("--seconds", type=shared.a_number, default=100, metavar="N", help="time for all of it (default 100)")
-    made.add_argument("--out", metavar="FILE", help="write the table there (default: where the calls look for it)")
+    made.add_argument("--out", metavar="FILE", help=f"write the table there, for {select.TABLE}=FILE (default: where calls look)")
     return made
 
 
@@ -117,7 +117,8 @@ def _main(argv: Sequence[str] | None, comm: MPI.Comm) -> int:
     if comm.rank == 0:
         about = f"measured by mpiring {mpiring.__version__} on {key.library} {key.version}, {key.layout} ranks, {key.processor}"
         select.store(Table(tuple(rows), str(path), about), path)
-        print(f"\n{listed(rows)}\n\nwrote {path}", flush=True)
+        use = f"; {select.TABLE}={path} lets calls use it" if options.out else ""
+        print(f"\n{listed(rows)}\n\nwrote {path}{use}", flush=True)
     return 0
 
 

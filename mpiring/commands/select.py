@@ -15,11 +15,11 @@ from mpiring.analysis.machines import Machine, find_machine, with_ranks_per_node
 from mpiring.commands import options as shared
 from mpiring.commands import show
 from mpiring.commands.prices import Prices
-from mpiring.select import KINDS, NATIVE, SHARED, Row, Table
+from mpiring.select import KINDS, SHARED, Row, Table
 from mpiring.units import binary, count, seconds
 
-EPILOG = f"""The table in force is the one that tune has measured on this machine for so many ranks, if there is one, above the
-shipped one; with what {select.VARIABLE} asks for. A call takes the first algorithm of its size that can do it.
+EPILOG = f"""The table in force is that of the file in {select.TABLE}, or the one that tune has measured on this machine for so many
+ranks, above the shipped one; with what {select.VARIABLE} asks for. A call takes the first algorithm of its size that can do it.
 
 Predicted times are the cost model's for --machine (python -m mpiring simulate). What is no schedule is priced so:
   shared  two barriers of ceil(log2 k) messages among the k ranks of a node, and every byte read once and written once at gamma;
@@ -87,7 +87,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def in_force(library: str, ranks: int, nodes: int) -> Table:
-    """Return the table measured here for so many ranks, if there is one, else the shipped one; with the environment's override."""
+    """Return the table given or measured here for so many ranks above the shipped one; with the environment's override."""
+    if given := select.given_table():
+        return replace(given, rows=given.rows + select.shipped().rows).for_library(library).with_override(select.override_setting())
     layout = select.Key("", "", nodes, tuple(counts(ranks, nodes)), select.processor())
     folder = select.cache_folder()
     found = sorted(folder.glob(f"{select.slug(library)}*_{layout.layout}_{layout.processor}.json")) if folder else []
@@ -158,7 +160,7 @@ def _on_nodes(machine: Machine, ranks: int, nodes: int | None) -> Machine:
 
 
 def modelled(machine: Machine, ranks: int, collectives: Iterable[str], kinds: Iterable[str], sizes: Iterable[int]) -> Table:
-    """Return the table that the cost model gives for a machine; native, priced as the fastest schedule, stands before it."""
+    """Return the table that the cost model gives for a machine; not for native, whose schedules are not known."""
     prices = Prices(machine, ranks)
     nodes = len(prices.layout.members)
     place = {"nodes": select.Span(nodes, nodes), "ranks": select.Span(ranks, ranks)}
@@ -167,7 +169,7 @@ def modelled(machine: Machine, ranks: int, collectives: Iterable[str], kinds: It
         for kind in kinds:
             shared.progress(f"{collective}, {kind}")
             sharing = kind != "device" and select.can_share(collective, ranks, nodes)
-            runners = [NATIVE, *names(collective), *([SHARED] if sharing else [])]
+            runners = [*names(collective), *([SHARED] if sharing else [])]
             times = {nbytes: prices.all(collective, nbytes, runners) for nbytes in sizes}
             rows += select.rows_from(times, False, collective=collective, kind=kind, **place)
     shared.progress("")

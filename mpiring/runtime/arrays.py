@@ -164,8 +164,9 @@ def wrap(buffer: object, argument: str) -> tuple[Any, Space]:
     try:
         return np.asarray(memoryview(buffer)), HOST
     except (TypeError, ValueError, BufferError):
-        raise TypeError(f"{argument} is of type {type(buffer).__name__}: not a NumPy or CuPy array, "
-                        "nor anything else whose memory NumPy can wrap") from None
+        way = "; pass its .numpy()" if hasattr(buffer, "numpy") else ""
+        raise TypeError(f"{argument} is of type {type(buffer).__name__}: not a NumPy or CuPy array, nor another buffer in memory"
+                        f"{way}") from None
 
 
 def shares_elements(array: Any) -> bool:

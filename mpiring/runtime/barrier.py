@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mpi4py import MPI
+
+from mpiring.errors import PeerError
 
 ORDERED = ("x86_64", "AMD64", "i686")
 """Processors on which a core's writes become visible in the order in which it made them, as plain writes in Python have to."""
@@ -17,11 +19,14 @@ YIELDS, PROGRESS, PAUSE = 256, 8, 3e-5
 and the seconds of a sleep. A look takes half a microsecond, a sleep as short as this about 80.
 """
 
+LEFT = 255
+"""What a rank writes instead of its turn if it will never call again."""
 
-def barrier(comm: MPI.Comm, arrived: memoryview) -> Callable[[], None]:
-    """Return the function that waits until all ranks of `comm` have called it.
 
-    arrived: zeroed bytes that all ranks have mapped, one for each.
+def barrier(comm: MPI.Comm, arrived: memoryview, labels: Sequence[int]) -> Callable[[], None]:
+    """Return the function that waits until all ranks of `comm` have called it; PeerError where one of them has LEFT for good.
+
+    arrived: zeroed bytes that all ranks have mapped, one for each. labels: the numbers by which an error names ranks.
 
     MPI's own barrier serves where plain writes could overtake. It is also what to take where another thread of the rank waits in
     MPI meanwhile: looks leave that one less of the core than a wait does (64 MiB between 4 nodes took up to 3 times as long).
@@ -37,7 +42,7 @@ def barrier(comm: MPI.Comm, arrived: memoryview) -> Callable[[], None]:
         before = turn
         arrived[rank] = turn = (turn + 1) % 3
         looks = 0
-        while before in arrived.tobytes():
+        while before in (now := arrived.tobytes()):
             looks += 1
             if looks < YIELDS:
                 give_way()
@@ -46,5 +51,7 @@ def barrier(comm: MPI.Comm, arrived: memoryview) -> Callable[[], None]:
             else:                                        # it will be a while: leave core and GIL to who can use them
                 progress()
                 sleep(PAUSE)
+        if LEFT in now:
+            raise PeerError(f"rank {labels[now.index(LEFT)]} was interrupted in a call")
 
     return wait

@@ -43,7 +43,9 @@ class Cache(dict):
         self.limit, self.length = limit, 0
 
     def put(self, key: tuple, value: Any) -> None:
-        """Keep a new value, which has a length; the newest one stays, however long it is."""
+        """Keep a new value, which has a length, in place of an older one; the newest one stays, however long it is."""
+        if key in self:
+            self.length -= self.pop(key).length
         self[key] = value
         self.length += value.length
         while self.length > self.limit and len(self) > 1:

@@ -133,14 +133,14 @@ class Region:
         self.number, self.stride, self.nbytes = number, stride, nbytes
         self.base = memory.ctypes.data
         self.rows = {pid: row for row, pid in enumerate(pids)}
-        self.start = self.base + self.rows[os.getpid()] * stride
-        self.freed = ""
+        self.freed, self.pid = "", os.getpid()
+        self.start = self.base + self.rows[self.pid] * stride
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()     # the plans that reach into this memory
         self.memory = weakref.ref(memory)
 
     def release(self) -> None:
         """Give this rank's pages back at once, though arrays still map them: what is left reads as zeros."""
-        memory = self.memory()
+        memory = self.memory() if self.pid == os.getpid() else None      # a forked child's pages are its parent's
         if memory is not None and not self.give_back():
             memory[self.start - self.base:][:self.nbytes] = 0
         self.retire("with free()")
@@ -184,7 +184,7 @@ def allocate(comm: MPI.Comm | None, shape: Any, dtype: np.dtype) -> tuple[np.nda
         warnings.warn("the ranks of this node cannot share memory (memfd through /proc, MPI window): the array is an ordinary one",
                       RuntimeWarning, stacklevel=4)
     if mapping is None:
-        memory = np.frombuffer(mmap.mmap(-1, stride, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+        memory = _private(stride)
         region = Region(ALONE, memory, stride, [os.getpid()], nbytes)
     else:
         memory, pids = mapping.memory, comm.allgather(os.getpid())
@@ -195,6 +195,13 @@ def allocate(comm: MPI.Comm | None, shape: Any, dtype: np.dtype) -> tuple[np.nda
     insort(_REGIONS, entry, key=lambda known: known[0])
     weakref.finalize(memory, _unmapped, entry, mapping and mapping.win).atexit = False
     return np.ndarray(shape, dtype, memory, region.start - region.base), region
+
+
+def _private(nbytes: int) -> np.ndarray:
+    try:
+        return np.frombuffer(mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    except OSError as error:
+        raise MemoryError(f"{nbytes} bytes: {error.strerror}") from None
 
 
 def _advise(address: int, nbytes: int, advice: int) -> bool:
@@ -208,6 +215,6 @@ def _unmapped(entry: tuple[int, Region], win: MPI.Win | None) -> None:
     A window stays mapped, for to free it is collective; only its pages go.
     """
     entry[1].retire("when its last array went")
-    if win is not None and not MPI.Is_finalized():
+    if win is not None and entry[1].pid == os.getpid() and not MPI.Is_finalized():
         entry[1].give_back()
     _REGIONS.remove(entry)

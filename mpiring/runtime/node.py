@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiring.runtime import peers
-from mpiring.runtime.barrier import barrier
+from mpiring.runtime.barrier import LEFT, barrier
 from mpiring.runtime.memory import PAGE, Mapping, share
 
 LINE = 64
@@ -46,7 +46,8 @@ class Node:
             # Raised before a barrier, looked at behind it: in turn, for a rank that has gone on may raise the next one already.
             self.flags = [memoryview(memory[start:start + self.size]) for start in (LINE * self.size, (LINE + 1) * self.size)]
             self.arrived = memoryview(memory[2 * LINE * self.size:][:self.size])
-            self.barrier = self.comm.Barrier if threaded or not alone else barrier(self.comm, self.arrived)
+            self.barrier = self.comm.Barrier if threaded or not alone else barrier(self.comm, self.arrived, self.ranks)
+            self.own_barrier = self.barrier != self.comm.Barrier
             self.stage = [memory[start:start + STAGE] for start in range(head, head + (self.size + 1) * self.row, self.row)]
         self.quiet = bytes(self.size)
         self._scratch: dict[str, np.ndarray] = {}
@@ -63,6 +64,10 @@ class Node:
             start = -room.ctypes.data % PAGE
             self._scratch[name] = room[start:start + nbytes]
         return self._scratch[name][:nbytes]
+
+    def leave(self) -> None:
+        """Let the others know that this rank will not come to a barrier any more, if it is our own that they wait in."""
+        self.arrived[self.rank] = LEFT
 
     def free(self) -> None:
         """Let go of what is shared; collective."""

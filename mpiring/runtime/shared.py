@@ -71,9 +71,6 @@ class SharedPlan:
         self.phases: list[list[Task]] = []
         self.last: list[Task] = []
         self.length = 1 + sum(map(len, self.jobs))
-        for buffer in (self.send, self.recv):
-            if buffer.region:
-                buffer.region.users.add(self)
 
     def __call__(self) -> None:
         """Run. On an error all ranks of the node know, and nothing is left pending; what recvbuf holds then is undefined."""
@@ -81,7 +78,7 @@ class SharedPlan:
             raise RuntimeError(self._unusable())
         node = self.node
         barrier, quiet = node.barrier, node.quiet
-        error: Exception | None = None
+        error: BaseException | None = None
         if self.relay:
             self.relay.begin(self.segments)
         try:
@@ -96,7 +93,7 @@ class SharedPlan:
                 try:
                     for task, args in phase:
                         task(*args)
-                except Exception as caught:
+                except BaseException as caught:          # an interrupt as well: the others come to the barrier
                     error, flags[node.rank] = caught, 1
                 barrier()
                 if flags.tobytes() != quiet:
@@ -104,10 +101,11 @@ class SharedPlan:
                     raise error
             for task, args in self.last:
                 task(*args)
-        except (MismatchError, PeerError):
+        except MismatchError:
             raise
         except BaseException as caught:
             if caught is not error:                      # in a barrier, perhaps: where the others are is not known
+                node.leave()
                 self.channel.broken = f"{type(caught).__name__} in {self.call}: {caught}"
             raise
 
@@ -168,7 +166,7 @@ class SharedPlan:
             self.relay.abort(error)
         return error
 
-    def _failed(self, error: Exception | None, flags: memoryview) -> Exception:
+    def _failed(self, error: BaseException | None, flags: memoryview) -> BaseException:
         """Let this node's ranks know, then the lane's on other nodes; return what to raise here."""
         found = self.node.comm.allgather(None if error is None else (type(error).__name__, str(error)))
         flags[self.node.rank] = 0                        # all have seen it by now

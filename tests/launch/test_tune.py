@@ -113,8 +113,10 @@ def test_a_table_is_measured_and_found(cache):
 
 
 def test_a_table_of_ones_own_place(cache, tmp_path):
-    done = tune(3, "-e", "256", "--seconds", "10", "--collectives", "alltoall", "--out", str(tmp_path / "there" / "table.json"))
+    path = tmp_path / "there" / "table.json"
+    done = tune(3, "-e", "256", "--seconds", "10", "--collectives", "alltoall", "--out", str(path))
     assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(f"\nwrote {path}; MPIRING_TABLE={path} lets calls use it\n")
     assert not cache.exists() and os.listdir(tmp_path / "there") == ["table.json"]
     assert {row.collective for row in select.read(tmp_path / "there" / "table.json").rows} == {"alltoall"}
 

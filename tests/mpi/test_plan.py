@@ -2,6 +2,7 @@
 
 import gc
 import tracemalloc
+import warnings
 from collections import Counter
 
 import numpy as np
@@ -186,6 +187,37 @@ def test_old_plans_are_forgotten(comm, algorithm):
     for array in arrays:
         array[:] = 1
         assert (mpiring.allreduce(array, comm=comm, algorithm=algorithm) == SIZE).all()
+
+
+def test_a_call_is_checked_again_where_its_arrays_or_arguments_are_others(comm):
+    line = np.arange(200.0)
+    array = line[:100]
+    for _ in range(2):
+        mpiring.allreduce(array, comm=comm)
+    line[:] = np.arange(200.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        array.strides = (16,)
+    mpiring.allreduce(array, comm=comm)
+    assert (line[::2] == SIZE * np.arange(0.0, 200, 2)).all() and (line[1::2] == np.arange(1.0, 200, 2)).all()
+    whole = np.ones(8)
+    mpiring.broadcast(whole, comm=comm)
+    with pytest.raises(TypeError, match="root is of type float, not a rank"):
+        mpiring.broadcast(whole, comm=comm, root=0.0)
+    mpiring.allreduce(whole, comm=comm)
+    whole.dtype = np.int64
+    whole[:] = 2**53 + 1
+    assert (mpiring.allreduce(whole, comm=comm) == SIZE * (2**53 + 1)).all()
+
+
+def test_plans_that_are_made_anew_count_once(comm):
+    mpiring.allreduce(np.ones(1), comm=comm)
+    channel = comm.Get_attr(channel_key())
+    for _ in range(20):
+        array = mpiring.empty(100, comm=comm)
+        mpiring.allreduce(array, comm=comm, algorithm="shared")
+        del array
+    assert channel.plans.length == sum(plan.length for plan in channel.plans.values())
 
 
 def test_a_freed_op_is_not_taken_for_a_new_one(comm):

@@ -1,7 +1,10 @@
 """Arrays in memory that ranks share, and the ways that "shared" takes through a node: one pass, process_vm, staged."""
 
 import gc
+import os
 import random
+import signal
+import threading
 import time
 
 import numpy as np
@@ -90,6 +93,85 @@ def test_freed_arrays_are_zero_and_refused():
         mpiring.free(array)
     with pytest.raises(ValueError, match=r"not in memory made by mpiring\.empty"):
         mpiring.free(np.ones(3))
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "native", "shared", "auto"])
+def test_no_plan_runs_on_a_freed_array(algorithm):
+    array, calls = made(100, np.float32), []
+    for plan in (mpiring.allreduce_init(array, algorithm=algorithm), lambda: mpiring.allreduce(array, algorithm=algorithm)):
+        plan()
+        calls.append(plan)
+    COMM.Barrier()
+    mpiring.free(array)
+    for call in calls:
+        with pytest.raises((RuntimeError, ValueError), match=r"freed with free\(\)"):
+            call()
+    with pytest.raises(ValueError, match=r"empty on rank \d+: shape -1: "):
+        mpiring.empty(-1)
+
+
+@pytest.mark.parametrize("maps", ["_by_memfd", "_by_window"])
+def test_a_forked_child_leaves_the_pages_alone(monkeypatch, maps):
+    monkeypatch.setattr(memory, "_by_memfd", getattr(memory, maps))
+    array = mpiring.empty(5000)
+    array[:] = RANK + 1
+    child = os.fork()
+    if child == 0:
+        mpiring.free(array)
+        del array
+        gc.collect()
+        os._exit(0)
+    os.waitpid(child, 0)
+    COMM.Barrier()
+    assert (array == RANK + 1).all()
+
+
+@several
+def test_an_interrupt_while_it_sums_reaches_every_rank(comm):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    array = mpiring.empty(1000, np.float32, comm)
+    array[:] = 3e38
+    own = KeyboardInterrupt if RANK == 0 else mpiring.PeerError
+    with np.errstate(over="call" if RANK == 0 else "ignore"):
+        np.seterrcall(interrupt)
+        with pytest.raises(own):
+            mpiring.allreduce(array, comm=comm, algorithm="shared")
+    array[:] = 1
+    assert (mpiring.allreduce(array, comm=comm, algorithm="shared") == SIZE).all(), "the comm is as it was"
+
+
+@several
+@pytest.mark.skipif(not getattr(channel_of(COMM).node, "own_barrier", False), reason="this processor waits in MPI's barrier")
+def test_an_interrupt_in_a_barrier_ends_the_calls_of_the_others(comm):
+    array = made(1000, np.float64, comm)
+    mpiring.allreduce(array, comm=comm, algorithm="shared")
+    if RANK == 0:
+        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            mpiring.allreduce(array, comm=comm, algorithm="shared")
+    COMM.Barrier()
+    if RANK > 0:
+        with pytest.raises(mpiring.PeerError, match="rank 0 was interrupted in a call"):
+            mpiring.allreduce(array, comm=comm, algorithm="shared")
+    with pytest.raises(RuntimeError, match="this comm cannot be used any more"):
+        mpiring.allreduce(array, comm=comm, algorithm="shared")
+
+
+@several
+def test_messages_under_way_arrive_while_others_wait(comm):
+    """Rank 0 waits in the call while its message still has to be sent; the next rank comes only once it has it."""
+    sent, got, array = np.full(1 << 21, 7.0), np.zeros(1 << 20), made(1000, np.float64, comm)
+    second = MPI.DOUBLE.Create_vector(1 << 20, 1, 2).Commit()          # rank 0 itself has to pack it, bit by bit
+    requests = [comm.Isend([sent, 1, second], dest) for dest in range(1, SIZE)] if RANK == 0 else []
+    if RANK > 0:
+        comm.Recv(got, 0)
+        assert (got == 7).all()
+    second.Free()
+    mpiring.allreduce(array, comm=comm, algorithm="shared")
+    MPI.Request.Waitall(requests)
 
 
 @several

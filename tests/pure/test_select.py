@@ -38,7 +38,8 @@ def chosen(table, nbytes, *, collective="allreduce", kind="ordinary", ranks=8, n
 def cache(tmp_path, monkeypatch):
     """No test reads this user's tables, or override."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv(select.VARIABLE, raising=False)
+    for variable in (select.VARIABLE, select.TABLE):
+        monkeypatch.delenv(variable, raising=False)
     return tmp_path / "cache" / "mpiring"
 
 
@@ -170,7 +171,7 @@ def test_overrides(text, expected):
     ("allreduce:ring;allgather:tree", "'allgather:tree': unknown algorithm 'tree' for allgather; known: ring, bruck, native, sh"),
     ("allreduce:64Q-:ring", "'64Q' is not a size"), ("allreduce:64K:ring", "'64K' is not a range of bytes such as 64K-1M"),
     ("allreduce:1M-64K:ring", "'1M-64K' ends before it begins"), ("allreduce:-:ring", "'-' is not a range"),
-    ("allreduce:1-2:3:ring", "more than COLLECTIVE:LO-HI:ALGORITHM"), ("^", "unknown algorithm ''"), ("^^ring", "'^ring'"),
+    ("allreduce:1-2:3:ring", "more than COLLECTIVE:LO-HI:ALGORITHM"), ("^", "names no algorithm"), ("^^ring", "'^ring'"),
 ])
 def test_wrong_overrides(text, words):
     with pytest.raises(ValueError) as caught:
@@ -233,6 +234,19 @@ def test_a_measured_table_stands_above_the_shipped_one():
     assert chosen(table, 8, allowed=lambda name: name == "bruck") == "bruck"
     assert chosen(table, 4096, collective="reduce") == "native"
     assert chosen(select.load(replace(KEY, nodes=2, ranks_per_node=(4, 4))), 16384) == "native"
+
+
+def test_a_table_of_ones_own_takes_the_place_of_the_measured_one(tmp_path, monkeypatch, capsys):
+    select.store(replace(measured(), about="theirs"), select.cache_path(KEY))
+    select.store(measured(), tmp_path / "mine.json")
+    monkeypatch.setenv("MPIRING_TABLE", str(tmp_path / "mine.json"))
+    table = select.load(KEY)
+    assert (table.source, table.about) == (str(tmp_path / "mine.json"), "mine")
+    assert chosen(table, 4096) == "tree" and chosen(table, 1 << 20) == "shared"
+    assert f"table: {tmp_path / 'mine.json'}" in shown(capsys, "--bytes 1K")
+    monkeypatch.setenv("MPIRING_TABLE", str(tmp_path / "other.json"))
+    with pytest.raises(ValueError, match=r"other\.json: cannot be read: No such file or directory"):
+        select.load(KEY)
 
 
 def test_rows_and_their_files_say_the_same(cache):
@@ -348,10 +362,10 @@ def test_select_shows_measured_times(capsys):
 
 def test_select_shows_what_the_model_gives(capsys):
     out = shown(capsys, "--model cpu-node --collective allreduce")
-    assert out.startswith("by the cost model for 8 ranks on cpu-node") and " shared " in out
+    assert out.startswith("by the cost model for 8 ranks on cpu-node") and " shared " in out and NATIVE not in out
     data = json.loads(shown(capsys, "--model ethernet-10g --ranks 8 --nodes 2 --collective broadcast --bytes 1K,64M --json"))
     assert {(row["nodes"], row["ranks"]) for row in data["rows"]} == {("2", "8")}
-    assert all({NATIVE, SHARED} <= set(row["algorithms"]) for row in data["rows"])
+    assert all({"tree", SHARED} <= set(row["algorithms"]) for row in data["rows"])
     data = json.loads(shown(capsys, "--model ethernet-10g --ranks 8 --nodes 2 --collective allgather,alltoall --json"))
     assert not any(SHARED in row["algorithms"] for row in data["rows"])
 

@@ -136,9 +136,14 @@ class Channel:
 
     @cached_property
     def background(self) -> Channel:
-        """A channel for what runs beside the caller. Collective at first."""
+        """A channel for what runs beside the caller. Collective at first.
+
+        Whatever ranks make together, they make here: later on the channel's thread may be in a collective of the same comm.
+        """
         channel = Channel(self.comm, parent=self)
         channel.shares = self.shares
+        if channel.node and channel.spread:
+            _ = channel.lane
         return channel
 
     @cached_property
@@ -166,11 +171,11 @@ class Channel:
         self.broken = "it was freed"
         for region in list(self.regions):
             region.retire("with its comm")
+        if "worker" in self.__dict__:                    # what is under way ends first
+            self.worker.shutdown()
         for part in ("background", "lane", "node"):
             if self.__dict__.get(part) is not None:
                 self.__dict__.pop(part).free()
-        if "worker" in self.__dict__:
-            self.worker.shutdown()
         for plan in list(self.made):                     # whoever still knows one must not run it, nor keep its scratch
             plan.retire("with its comm")
         self.plans.clear()

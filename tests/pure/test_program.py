@@ -44,8 +44,8 @@ def test_streams_match_between_ranks(key, memory):
 @pytest.mark.parametrize("memory", MEMORIES, ids=str)
 @pytest.mark.parametrize("key", ALGORITHMS, ids=str)
 def test_scratch_is_a_few_segments(key, memory):
-    for size, root in ((2, 0), (3, 2), (8, 0), (8, 5)):
-        for program in programs(ALGORITHMS[key], size, 3_000, 16, memory, root):
+    for size, root in ((3, 2), (8, 5)):
+        for program in programs(ALGORITHMS[key], size, 1_600, 16, memory, root):
             assert all(length <= 16 for length in program.slots + program.host_slots)
             assert len(program.slots) <= 2 * (GROUP + WINDOW) + 2
             assert len(program.host_slots) <= (0 if not memory.staged else 2 * WINDOW + 4)

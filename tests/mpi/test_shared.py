@@ -148,7 +148,7 @@ def test_an_interrupt_in_a_barrier_ends_the_calls_of_the_others(comm):
     array = made(1000, np.float64, comm)
     mpiring.allreduce(array, comm=comm, algorithm="shared")
     if RANK == 0:
-        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
         with pytest.raises(KeyboardInterrupt):
             mpiring.allreduce(array, comm=comm, algorithm="shared")

@@ -294,11 +294,12 @@ def load(key: Key) -> Table:
 
     ValueError names a file that cannot be read or is wrong.
     """
-    measured = given_table() or (_read(cache_path(key)) if cache_folder() else None)
-    table = shipped()
-    if measured is not None:
-        table = replace(measured, rows=measured.rows + table.rows)
-    return table.for_library(key.library)
+    return above_shipped(given_table() or (_read(cache_path(key)) if cache_folder() else None)).for_library(key.library)
+
+
+def above_shipped(measured: Table | None) -> Table:
+    """Return the shipped table with the rows of another one, if there is one, above its own."""
+    return replace(measured, rows=measured.rows + shipped().rows) if measured else shipped()
 
 
 def given_table() -> Table | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -88,19 +87,20 @@ def run(options: argparse.Namespace) -> int:
 
 def in_force(library: str, ranks: int, nodes: int) -> Table:
     """Return the table given or measured here for so many ranks above the shipped one; with the environment's override."""
-    if given := select.given_table():
-        return replace(given, rows=given.rows + select.shipped().rows).for_library(library).with_override(select.override_setting())
+    measured = select.given_table()
+    if measured is None and (path := _measured_here(library, ranks, nodes)):
+        measured, library = select.read(path), library or _library_of(path)
+    return select.above_shipped(measured).for_library(library).with_override(select.override_setting())
+
+
+def _measured_here(library: str, ranks: int, nodes: int) -> Path | None:
+    """Return the file of the table measured here for so many ranks; ValueError where there are several."""
     layout = select.Key("", "", nodes, tuple(counts(ranks, nodes)), select.processor())
     folder = select.cache_folder()
     found = sorted(folder.glob(f"{select.slug(library)}*_{layout.layout}_{layout.processor}.json")) if folder else []
     if len(found) > 1:
         raise ValueError(f"--library says not which: there are {', '.join(path.name for path in found)} in {folder}")
-    table = select.shipped()
-    if found:
-        measured = select.read(found[0])
-        table = replace(measured, rows=measured.rows + table.rows)
-        library = library or _library_of(found[0])
-    return table.for_library(library).with_override(select.override_setting())
+    return found[0] if found else None
 
 
 def _library_of(path: Path) -> str:

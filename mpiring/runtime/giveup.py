@@ -34,7 +34,7 @@ class Unexpected(Exception):
         self.tag, self.nbytes = tag, nbytes
 
 
-def refuse(plan: Plan, error: Exception) -> BaseException:
+def refuse(plan: Plan, error: BaseException) -> BaseException:
     """Give a run up before it begins: all who run it learn of that."""
     nothing = [None] * len(plan.moves)
     return _GiveUp(plan, 0, [*nothing], [*nothing], error, final=True).run()

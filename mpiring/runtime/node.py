@@ -47,7 +47,6 @@ class Node:
             self.flags = [memoryview(memory[start:start + self.size]) for start in (LINE * self.size, (LINE + 1) * self.size)]
             self.arrived = memoryview(memory[2 * LINE * self.size:][:self.size])
             self.barrier = self.comm.Barrier if threaded or not alone else barrier(self.comm, self.arrived, self.ranks)
-            self.own_barrier = self.barrier != self.comm.Barrier
             self.stage = [memory[start:start + STAGE] for start in range(head, head + (self.size + 1) * self.row, self.row)]
         self.quiet = bytes(self.size)
         self._scratch: dict[str, np.ndarray] = {}

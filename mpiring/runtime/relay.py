@@ -45,7 +45,7 @@ class Relay:
         """Return the task that waits for the oldest reduction under way; it raises what that raised."""
         return self._wait, ()
 
-    def abort(self, error: Exception) -> None:
+    def abort(self, error: BaseException) -> None:
         """Let the lane's other ranks fail in their next reduction, unless they all know already, or have no more."""
         while self.pending:
             self.pending.popleft().exception()

@@ -18,6 +18,7 @@ COMMANDS = {
     "draw": "draw a schedule as text, or as a picture; also pictures of time, ranks and buckets",
     "fit": "find alpha, beta and gamma from a bench's JSON, and see how well they foretell",
     "select": "show which algorithm runs at which size, and the times predicted and measured",
+    "timeline": "join the timelines of an engine's ranks; show where its time went, and which rank was waited for",
 }
 TUNE = "tune"
 """The command that runs under MPI, on all ranks."""

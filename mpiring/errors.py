@@ -13,6 +13,14 @@ class PeerError(RuntimeError):
     final = False
 
 
+class StallError(RuntimeError):
+    """An operation waited longer for other ranks than it may; says for which, and how long."""
+
+
+class ShutdownError(RuntimeError):
+    """The engine was shut down, by this rank or another one, before an operation was complete."""
+
+
 class ScheduleError(ValueError):
     """A schedule is wrong; carries the place: `rank`, `step` and `chunk` (None where it does not apply)."""
 

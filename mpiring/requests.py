@@ -114,10 +114,11 @@ def _start(arguments: Arguments, plan: Any) -> Callable[[], Any]:
 
 def _submit(arguments: Arguments, plan: Any) -> Future:
     """Let the comm's thread run a plan, as the caller would: with its NumPy settings (np.errstate), on its GPU stream."""
-    context, here = copy_context(), arguments.space.carried()
+    context, space = copy_context(), arguments.space
+    stream = space.stream()
 
     def run() -> None:
-        with here:
+        with space.on(stream):
             context.run(plan)
 
     return plan.channel.worker.submit(run)

@@ -5,19 +5,24 @@ from __future__ import annotations
 import argparse
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 
 import numpy as np
 from mpi4py import MPI
 
 from mpiring.algorithms.registry import COLLECTIVES
-from mpiring.bench import environment, options, peers, report
-from mpiring.bench.report import Result
+from mpiring.bench import engine, environment, options, peers, report
+from mpiring.bench.report import Result, time_of
 from mpiring.bench.subjects import BOUND, BUS_FACTORS, COMM, Buffers, bind, what_ran
 from mpiring.bench.timing import interleaved
 from mpiring.runtime.launcher import wrong_launcher
 from mpiring.select import NATIVE, SHARED
+
+Table = engine.Table | report.Table
+
+Measured = tuple[engine.CaseResult | Result, str]
+"""A result, and the place of its first wrong element, if there is one."""
 
 
 def main(argv: list[str] | None = None, comm: MPI.Comm = MPI.COMM_WORLD) -> int:
@@ -30,23 +35,31 @@ def main(argv: list[str] | None = None, comm: MPI.Comm = MPI.COMM_WORLD) -> int:
     say = print if comm.rank == 0 else _nothing
     for line in environment.header(where):
         say(f"# {line}", flush=True)
+    kind = engine if chosen.engine else report
     with peers.gloo(comm) if chosen.peers else nullcontext():
-        results, places = _table(chosen, comm, say)
-    for line in report.summary_lines(report.summary(results)):
+        results, places = _printed(*_asked_for(chosen, where, comm, say), say)
+    found = kind.summary(results)
+    for line in kind.summary_lines(found):
         say(f"# {line}", flush=True)
     if comm.rank == 0 and results:
-        _write(chosen, where, results)
+        _write(chosen, where, results, found)
     for place in places:
         say(f"WRONG: {place}", file=sys.stderr)
     return 1 if places else 0
 
 
-def _table(chosen: argparse.Namespace, comm: MPI.Comm, say: Callable) -> tuple[list[Result], list[str]]:
-    """Measure and print row by row; return the results, and the places of what is wrong."""
-    table = report.Table(chosen.algorithms, chosen.bound)
+def _asked_for(chosen: argparse.Namespace, where: dict, comm: MPI.Comm, say: Callable) -> tuple[Table, Iterable[Measured]]:
+    """Return a table, and what yields its results: the engine's cases, or the sizes of a collective."""
+    if chosen.engine:
+        return engine.Table(), engine.measure(chosen, where, comm, say)
+    return report.Table(chosen.algorithms, chosen.bound), measure(chosen, comm, say)
+
+
+def _printed(table: Table, measured: Iterable[Measured], say: Callable) -> tuple[list, list[str]]:
+    """Print row by row as it is measured; return the results, and the places of what is wrong."""
     say(table.heading(), flush=True)
     results, places = [], []
-    for result, place in measure(chosen, comm, say):
+    for result, place in measured:
         results.append(result)
         for line in table.rows(result):
             say(line, flush=True)
@@ -104,16 +117,15 @@ def _result(chosen: argparse.Namespace, size: int, count: int, name: str, sample
             wrong: int | None, ran: str | None, path: str | None) -> Result:
     nbytes, median = count * chosen.datatype.itemsize, float(medians[name])
     algbw = nbytes / median / 1e3
-    time = {"median": round(median, 3), "min": round(float(samples.min()), 3), "p99": round(float(np.percentile(samples, 99)), 3)}
     ratio, share = (round(float(medians[other]) / median, 4) if other in medians else None for other in (NATIVE, BOUND))
     op = chosen.op if COLLECTIVES[chosen.collective].reduces else "-"
-    return Result(chosen.collective, name, nbytes, count, str(chosen.datatype), op, time, round(algbw, 6),
+    return Result(chosen.collective, name, nbytes, count, str(chosen.datatype), op, time_of(samples), round(algbw, 6),
                   round(algbw * BUS_FACTORS[chosen.collective](size), 6), ratio, wrong, ran, path, share)
 
 
-def _write(chosen: argparse.Namespace, where: dict, results: list[Result]) -> None:
+def _write(chosen: argparse.Namespace, where: dict, results: list, found: list[dict]) -> None:
     if chosen.json:
-        report.write_json(chosen.json, where, results)
+        report.write_json(chosen.json, where, results, found)
     if chosen.csv:
         report.write_csv(chosen.csv, results)
     if chosen.plot:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mpiring.algorithms import registry
+from mpiring.bench.cases import CASES, OVERLAP
 from mpiring.bench.peers import GLOO, GLOO_DTYPES
 from mpiring.bench.subjects import BOUND, COMM, PLAN
 from mpiring.bench.values import DTYPES, a_dtype, a_size, above_one, an_op, natural, positive
@@ -20,6 +21,12 @@ from mpiring.select import NATIVE, SHARED
 
 COMPARED = (AUTO, "ring", "tree", NATIVE)
 """What an allreduce is measured with where nothing else is asked for."""
+
+LARGEST, MOST, WORK = 64 << 20, 512 << 20, 50
+"""Where nothing else is asked for: bytes of the largest vector, bytes of one of --engine's cases, ms of its work."""
+
+NOT_ENGINES = ("collective", "algorithms", "peers", "bound", "op", "datatype", "root", "buffers", "minbytes", "stepfactor", "plot")
+"""Options without a meaning for the engine's cases, which are what their names say."""
 
 EPILOG = """\
 algorithms beside those of `python -m mpiring algorithms`:
@@ -44,8 +51,20 @@ columns:
                 less. (Below some KiB it is the time of a NumPy call)
   #wrong        elements that differ from the exact result
 
+cases of --engine, float32 arrays that are submitted by name and awaited:
+  many_small    1,000 arrays of 4 KiB, in another order on every rank
+  resnet50      ResNet-50's gradients as backward yields them, against one
+                call with as many bytes
+  single        one element
+  overlap       NumPy at work, a communication of about the same time, and both
+                at once
+  xallreduce    a column: mpiring.allreduce's median over this one's (one call
+                an array; for resnet50 one in all): above 1 is faster
+  hidden%       a column: (work + engine - both) / min(work, engine)
+
 examples:
   mpirun -np 8 python -m mpiring.bench --buffers shared --inplace --bound
+  mpirun -np 8 python -m mpiring.bench --engine many_small,resnet50 --inplace
   mpirun -np 4 python -m mpiring.bench -b 1M --algorithms all --plot all.svg
 
 what a call costs beside moving bytes (auto minus comm is mpiring's part):
@@ -82,13 +101,17 @@ def _add_what(add: Any) -> None:
     add("--inplace", action="store_true", help="in place (default: from sendbuf to recvbuf)")
     add("--buffers", choices=("ordinary", "shared"), default="ordinary", help="NumPy's own arrays, or those of mpiring.empty in "
         "memory that the ranks of a node share (default ordinary)")
+    add("--engine", nargs="?", const="all", metavar="CASES", help="mpiring.Engine instead of a collective: names with commas "
+        f"between (default all: {','.join(CASES)})")
+    add("--work", type=positive, metavar="MS", help=f"ms of work in --engine {OVERLAP} (default {WORK})")
 
 
 def _add_how(add: Any) -> None:
     add("-b", "--minbytes", type=a_size, default=8, metavar="SIZE", help="smallest vector, with K, M or G (default 8)")
-    add("-e", "--maxbytes", type=a_size, default=64 << 20, metavar="SIZE", help="largest vector (default 64M); always measured")
+    add("-e", "--maxbytes", type=a_size, metavar="SIZE", help="largest vector (default 64M); always measured. With --engine: "
+        "arrays beyond so many bytes are left out (default 512M)")
     add("-f", "--stepfactor", type=above_one, default=4, metavar="F", help="factor between sizes (default 4)")
-    add("-n", "--iters", type=positive, metavar="N", help="iterations (default 20, below 64K 100)")
+    add("-n", "--iters", type=positive, metavar="N", help="iterations (default 20, below 64K 100, of --engine single 500)")
     add("-w", "--warmup_iters", type=natural, default=6, metavar="N", help="iterations that do not count, first (default 6)")
     add("-m", "--agg_iters", type=positive, default=1, metavar="N", help="calls in one iteration, back to back with no barrier "
         "between (default 1); times are of one call")
@@ -102,6 +125,7 @@ def _add_files(add: Any) -> None:
 
 
 def _complete(parser: _Parser, options: argparse.Namespace, size: int) -> None:
+    _complete_engine(parser, options)
     _complete_algorithms(parser, options)
     _complete_beside(parser, options)
     if options.root >= size:
@@ -124,6 +148,25 @@ def _complete(parser: _Parser, options: argparse.Namespace, size: int) -> None:
             parser.error(f"argument --plot: {options.plot!r} does not end in .png or .svg")
         if importlib.util.find_spec("matplotlib") is None:
             parser.error("argument --plot: needs matplotlib: pip install 'mpiring[plot]'")
+
+
+def _complete_engine(parser: _Parser, options: argparse.Namespace) -> None:
+    """Split the names of --engine's cases, and refuse options that do not fit together with it."""
+    if options.engine is not None:
+        options.engine = list(CASES) if options.engine == "all" else options.engine.split(",")
+        for name in options.engine:
+            if name not in CASES:
+                parser.error("argument --engine: " + registry.unknown("case", name, CASES))
+        if len(set(options.engine)) < len(options.engine):
+            parser.error("argument --engine: the same name twice")
+        for name in NOT_ENGINES:
+            if getattr(options, name) != parser.get_default(name):
+                parser.error(f"argument --engine: its cases leave no choice of --{name}")
+    if options.work and OVERLAP not in (options.engine or ()):
+        parser.error(f"argument --work: is for --engine {OVERLAP}")
+    options.work = options.work or WORK
+    if options.maxbytes is None:
+        options.maxbytes = MOST if options.engine else LARGEST
 
 
 def _complete_algorithms(parser: _Parser, options: argparse.Namespace) -> None:

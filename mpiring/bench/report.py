@@ -9,6 +9,8 @@ from math import exp, log
 from textwrap import wrap
 from typing import Any
 
+import numpy as np
+
 from mpiring.bench.subjects import BOUND, PLAN
 from mpiring.planning import AUTO
 from mpiring.select import NATIVE
@@ -93,15 +95,21 @@ def summary_lines(found: list[dict[str, Any]]) -> list[str]:
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
-def write_json(path: str, environment: dict[str, Any], results: list[Result]) -> None:
-    """Write environment, results and summary."""
-    everything = {"environment": environment, "results": [asdict(result) for result in results], "summary": summary(results)}
+def time_of(samples: np.ndarray) -> dict[str, float]:
+    """Return what is told of times in microseconds: the median, the least, and what 99 of 100 do not exceed."""
+    found = {"median": np.median(samples), "min": samples.min(), "p99": np.percentile(samples, 99)}
+    return {key: round(float(value), 3) for key, value in found.items()}
+
+
+def write_json(path: str, environment: dict[str, Any], results: list[Any], found: list[dict[str, Any]]) -> None:
+    """Write environment, results, which are dataclasses, and the summary that was found."""
+    everything = {"environment": environment, "results": [asdict(result) for result in results], "summary": found}
     with open(path, "w") as file:
         json.dump(everything, file, indent=1)
         file.write("\n")
 
 
-def write_csv(path: str, results: list[Result]) -> None:
+def write_csv(path: str, results: list[Any]) -> None:
     """Write results, one line each."""
     flat = [{**{key: value for key, value in asdict(result).items() if key != "time_us"},
              **{f"{key}_us": value for key, value in result.time_us.items()}} for result in results]

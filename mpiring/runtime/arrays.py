@@ -59,8 +59,12 @@ class Host:
         """Copy between arrays of this space."""
         np.copyto(target, source)
 
-    def carried(self) -> Any:
-        """Return a context in which another thread works on arrays as this one would."""
+    def stream(self) -> Any:
+        """Return what orders this thread's work on arrays, for on(); nothing does in host memory."""
+        return None
+
+    def on(self, stream: Any) -> Any:
+        """Return a context in which another thread's work on arrays is ordered with the thread's that asked for the stream."""
         return nullcontext()
 
 
@@ -117,18 +121,25 @@ class Device:
         """Start the copy of a packed array in host memory into an array, whatever its strides."""
         array[...] = self.xp.asarray(packed)
 
+    def made(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+        """Make an array on the device."""
+        with self.here():
+            return self.xp.empty(shape, dtype)
+
     def here(self) -> Any:
         """Return a context in which the arrays' device is the current one."""
         return self.xp.cuda.Device(self.index)
 
+    def stream(self) -> Any:
+        """As for the host: this thread's current stream."""
+        with self.here():
+            return self.xp.cuda.get_current_stream()
+
     @contextmanager
-    def _with(self, stream: Any) -> Iterator[None]:
+    def on(self, stream: Any) -> Iterator[None]:
+        """As for the host: on their device, in work on a stream."""
         with self.here(), stream:
             yield
-
-    def carried(self) -> Any:
-        """As for the host: on their device, in work on this thread's current stream."""
-        return self._with(self.xp.cuda.get_current_stream())
 
     def settle(self) -> None:
         """Wait for all that was started on the current stream."""

@@ -1,0 +1,116 @@
+"""Arrays fused into one buffer, so that one exchange serves many: laid out once, then filled and emptied through the same views."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from mpiring.engine.scaling import scale
+from mpiring.runtime.arrays import HOST, Space
+from mpiring.runtime.copying import copy
+
+LONG = 16 << 10
+"""Bytes of an array from which on it matters how it is copied; see runtime/copying.py."""
+
+
+class Burst:
+    """Places for some arrays in a buffer: `views` of the arrays' own shapes, `whole` for the exchange.
+
+    grain: what a place is a multiple of, in bytes. whole_dtype: that of the elements to exchange.
+    """
+
+    def __init__(self, room: Any, dtypes: Sequence[np.dtype], shapes: Sequence[tuple[int, ...]], grain: int, whole_dtype: np.dtype):
+        self.length, self.views, at = len(shapes), [], 0
+        for dtype, shape in zip(dtypes, shapes):
+            nbytes = prod(shape) * dtype.itemsize
+            self.views.append(room[at:at + nbytes].view(dtype).reshape(shape))
+            at += -(-nbytes // grain) * grain
+        self.whole = room[:at].view(whole_dtype)
+        self.nbytes = at
+        self.short = all(view.nbytes < LONG for view in self.views)
+
+
+class Member:
+    """One array of an operation in a burst: array in, out; both None on a rank that has joined."""
+
+    __slots__ = ("array", "operation", "out")
+
+    def __init__(self, operation: Any, index: int):
+        self.operation = operation
+        self.array, self.out = operation.parts[index] if operation else (None, None)
+
+
+def pack(burst: Burst, members: Sequence[Member], plain: bool) -> None:
+    """Fill a burst. plain: all are in host memory, present, and unscaled."""
+    if plain and burst.short:
+        for view, member in zip(burst.views, members):
+            np.copyto(view, member.array)
+        return
+    for view, member in zip(burst.views, members):
+        if member.operation is None:
+            view[...] = 0                                # what a rank that has joined adds
+        else:
+            put(view, member.array, member.operation, member.operation.description.prescale)
+
+
+def unpack(burst: Burst, members: Sequence[Member], plain: bool) -> None:
+    """Empty a burst into the arrays that take the results."""
+    if plain and burst.short:
+        for view, member in zip(burst.views, members):
+            np.copyto(member.out, view)
+        return
+    for view, member in zip(burst.views, members):
+        if member.operation is not None:
+            take(member.out, view, member.operation, member.operation.description.postscale)
+
+
+def put(view: Any, array: Any, operation: Any, factor: float = 1.0) -> None:
+    """Copy an operation's array, times a factor, to where it is exchanged."""
+    space: Space = operation.space
+    if space is HOST:
+        _copy(view, array, factor)
+        return
+    with space.on(operation.stream):
+        if not isinstance(view, np.ndarray):
+            scale(space.xp, view, array, factor) if factor != 1 else space.copy(view, array)
+        else:
+            space.pull(view, array)
+            if factor != 1:
+                scale(np, view, view, factor)
+
+
+def take(out: Any, view: Any, operation: Any, factor: float = 1.0) -> None:
+    """Copy a result, times a factor, to where the operation wants it."""
+    space: Space = operation.space
+    if space is HOST:
+        _copy(out, view, factor)
+        return
+    with space.on(operation.stream):
+        if not isinstance(view, np.ndarray):
+            scale(space.xp, out, view, factor) if factor != 1 else space.copy(out, view)
+        else:
+            if factor != 1:
+                scale(np, view, view, factor)
+            space.push(out, view)
+
+
+def _copy(target: np.ndarray, source: np.ndarray, factor: float) -> None:
+    if factor != 1:
+        scale(np, target, source, factor)
+    elif target.nbytes >= LONG and target.flags.c_contiguous and source.flags.c_contiguous:
+        function, args = copy(target.reshape(-1), source.reshape(-1))
+        function(*args)
+    else:
+        np.copyto(target, source)
+
+
+def settle(members: Sequence[Member]) -> None:
+    """Wait for what was started on GPUs for these members."""
+    streams = {(id(member.operation.space), id(member.operation.stream)): member.operation
+               for member in members if member.operation is not None and member.operation.space is not HOST}
+    for operation in streams.values():
+        with operation.space.on(operation.stream):
+            operation.space.settle()

@@ -1,0 +1,158 @@
+"""Two ways to move arrays among the ranks of a process set: mpiring's plans, and MPI's collectives that do not block.
+
+Plans are for a thread of the engine's own: a call returns when it is over. Where MPI is not for several threads the caller's
+thread drives the engine, and must never wait inside a call for a rank that is elsewhere: there every step is a request of MPI's,
+which the caller tests. Both are generators that yield the requests to wait for, and return what moved the bytes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpiring.arguments import parse
+from mpiring.planning import AUTO, plan_for
+from mpiring.runtime import memory, ops
+from mpiring.runtime.arrays import HOST, Space
+from mpiring.runtime.channel import channel_of
+from mpiring.runtime.native import LIMIT
+
+Moves = Generator[MPI.Request, None, str]
+
+
+class Plans:
+    """Moves arrays by the plans of calls."""
+
+    def __init__(self, comm: MPI.Comm):
+        self.comm, self.channel = comm, channel_of(comm)
+        _ = self.channel.node                            # made now, while all ranks are here
+
+    def room(self, space: Space, nbytes: int) -> Any:
+        """Make the buffer that arrays are fused in: where the ranks of a node share it, if they can. Collective."""
+        if space is not HOST:
+            return space.scratch(nbytes)
+        node = self.channel.node
+        if node is None or node.size == 1:
+            return np.empty(nbytes, np.uint8)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)          # an ordinary buffer serves as well
+            room, region = memory.allocate(node.comm, nbytes, np.dtype(np.uint8))
+        self.channel.regions.add(region)
+        self.channel.shares = True
+        return room
+
+    def allreduce(self, send: Any, recv: Any, op: Any) -> Moves:
+        """Reduce onto all ranks; the same array twice: in place."""
+        return self._run("allreduce", send, recv, op)
+
+    def reduce_scatter(self, send: Any, recv: Any, op: Any, counts: Sequence[int]) -> Moves:
+        """Reduce, and leave each rank its chunk of `counts` elements."""
+        return self._run("reduce_scatter", send, recv, op, counts)
+
+    def allgather(self, send: Any, recv: Any, counts: Sequence[int]) -> Moves:
+        """Gather chunks of `counts` elements."""
+        return self._run("allgather", send, recv, None, counts)
+
+    def alltoall(self, send: Any, recv: Any, counts: Sequence[Sequence[int]]) -> Moves:
+        """Exchange blocks: counts[i][j] elements go from rank i to rank j."""
+        return self._run("alltoall", send, recv, None, counts)
+
+    def broadcast(self, array: Any, root: int) -> Moves:
+        """Give all ranks the root's array."""
+        return self._run("broadcast", array, array, None, None, root)
+
+    def _run(self, collective: str, send: Any, recv: Any, op: Any, counts: Any = None, root: int = 0) -> Moves:
+        arguments = parse(collective, AUTO, send, None if recv is send else recv, op, self.comm, counts, root)
+        plan = self.channel.plans.get(arguments.key)
+        if plan is None or plan.gone:
+            plan = plan_for(arguments)
+        plan()
+        return plan.algorithm if plan.path in ("", "native", "messages") else f"{plan.algorithm} ({plan.path})"
+        yield                                            # a generator, like its siblings below
+
+
+class Requests:
+    """Moves arrays in host memory by MPI's collectives that do not block; where MPI would not give NumPy's result, NumPy reduces."""
+
+    def __init__(self, comm: MPI.Comm):
+        self.comm = comm
+
+    def room(self, space: Space, nbytes: int) -> np.ndarray:
+        """Make the buffer that arrays are fused in."""
+        return space.host_scratch(nbytes)
+
+    def allreduce(self, send: np.ndarray, recv: np.ndarray, op: Any) -> Moves:
+        """As Plans."""
+        operation = ops.find(op, recv.dtype)
+        packed = np.array(send).reshape(-1)              # MPI keeps its hands on it while the caller goes on
+        size = self.comm.size
+        if ops.native_agrees(operation, packed.dtype):
+            kind = ops.mpi_type(packed.dtype)
+            native = operation.user or (MPI.SUM if operation.average else getattr(MPI, operation.name))
+            for start in range(0, packed.size, LIMIT):
+                part = packed[start:start + LIMIT]
+                yield self.comm.Iallreduce(MPI.IN_PLACE, [part, part.size, kind], native)
+            label = "Iallreduce"
+        else:
+            rows = np.empty((size, packed.nbytes), np.uint8)
+            yield from self._gather(packed, rows.reshape(-1), [packed.nbytes] * size)
+            combine, values = operation.combine(np, packed.dtype), rows.view(packed.dtype)
+            packed[...] = values[0]
+            for row in values[1:]:
+                combine(packed, row, packed)
+            label = "Iallgatherv"
+        if operation.average and size > 1:
+            ops.divide(np, packed.dtype, size)(packed)
+        recv[...] = packed.reshape(recv.shape)
+        return label
+
+    def reduce_scatter(self, send: np.ndarray, recv: np.ndarray, op: Any, counts: Sequence[int]) -> Moves:
+        """As Plans."""
+        whole = np.empty(send.size, send.dtype)
+        label = yield from self.allreduce(send.reshape(-1), whole, op)
+        start = sum(counts[:self.comm.rank])
+        recv[...] = whole[start:start + counts[self.comm.rank]].reshape(recv.shape)
+        return label
+
+    def allgather(self, send: np.ndarray, recv: np.ndarray, counts: Sequence[int]) -> Moves:
+        """As Plans."""
+        sizes = [count * recv.itemsize for count in counts]
+        return (yield from self._gather(np.ascontiguousarray(send), recv, sizes))
+
+    def alltoall(self, send: np.ndarray, recv: np.ndarray, counts: Sequence[Sequence[int]]) -> Moves:
+        """As Plans."""
+        rank, itemsize = self.comm.rank, recv.itemsize
+        given, taken = [count * itemsize for count in counts[rank]], [row[rank] * itemsize for row in counts]
+        packed = np.ascontiguousarray(send)
+        _check_length(max(sum(given), sum(taken)))
+        yield self.comm.Ialltoallv([_bytes(packed), given, MPI.BYTE], [_bytes(recv), taken, MPI.BYTE])
+        return "Ialltoallv"
+
+    def broadcast(self, array: np.ndarray, root: int) -> Moves:
+        """As Plans."""
+        packed = array if array.flags.c_contiguous else array.copy()
+        line = _bytes(packed)
+        for start in range(0, line.size, LIMIT):
+            yield self.comm.Ibcast([line[start:start + LIMIT], MPI.BYTE], root)
+        if packed is not array and self.comm.rank != root:
+            array[...] = packed
+        return "Ibcast"
+
+    def _gather(self, send: np.ndarray, recv: np.ndarray, sizes: Sequence[int]) -> Moves:
+        _check_length(sum(sizes))
+        yield self.comm.Iallgatherv([_bytes(send), MPI.BYTE], [_bytes(recv), sizes, MPI.BYTE])
+        return "Iallgatherv"
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1).view(np.uint8)
+
+
+def _check_length(nbytes: int) -> None:
+    """Refuse what MPI cannot count; the same on all ranks, or MPI's own error follows."""
+    if nbytes >= 1 << 31:
+        raise ValueError(f"{nbytes} bytes in one exchange: without MPI.THREAD_MULTIPLE the engine moves less than 2 GiB at once")

@@ -1,0 +1,219 @@
+"""From the arguments of a call to an operation: wrapped, checked, and described as the other ranks have to describe it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpiring.algorithms.cuts import counts as balanced
+from mpiring.engine.operation import Description, Operation
+from mpiring.runtime import memory, ops
+from mpiring.runtime.arrays import HOST, Space, shares_elements, wrap
+
+USER_OP = "an op made with MPI.Op.Create"
+"""How ranks describe ops of their own: whether these are the same cannot be seen."""
+
+
+def allreduce(arrays: Sequence[Any], outs: Sequence[Any] | None, op: Any, prescale: Any, postscale: Any,
+              single: bool) -> Operation:
+    """Return an allreduce of one array, or of a group."""
+    wrapped, space = _wrapped(arrays, "array" if single else "arrays")
+    taken = _outs(wrapped, outs, space, single)
+    pre, post = _factor("prescale", prescale), _factor("postscale", postscale)
+    for array in wrapped:
+        found = _op(op, array.dtype, space)
+    name = USER_OP if found.user else found.name
+    description = Description("allreduce", *_layout(wrapped), name, None, pre, post, space is not HOST)
+    return Operation(description, op, list(zip(wrapped, taken)), space, single=single)
+
+
+class Known(NamedTuple):
+    """An allreduce of one array in host memory that was checked."""
+
+    description: Description
+    op: Any
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+
+def again(known: Known, array: Any, out: Any, op: Any, prescale: Any, postscale: Any) -> Operation | None:
+    """Return an allreduce like one that was checked already, if it is for such an array; None where all must be checked anew."""
+    description, before, dtype, shape = known
+    if (type(array) is not np.ndarray or array.dtype is not dtype or array.shape != shape or array.base is not None
+            or (before is not op and before != op) or prescale != description.prescale or postscale != description.postscale):
+        return None
+    if out is None:
+        out = np.empty(shape, dtype)
+    elif out is not array or not (array.flags.c_contiguous and array.flags.writeable):
+        return None
+    return Operation(description, op, [(array, out)], HOST)
+
+
+def broadcast(array: Any, root: Any, out: Any, ranks: Sequence[int], rank: int) -> Operation:
+    """Return a broadcast; `root` is one of `ranks`, those of the process set."""
+    root = _whole("root", root)
+    if root not in ranks:
+        raise ValueError(f"root {root} is not one of the ranks {_some(ranks)}")
+    wrapped, space = _wrapped([array], "array")
+    sends = ranks[rank] == root
+    taken = [wrapped[0]] if out is not None and out is array and sends else _outs(wrapped, [out], space, True)
+    _numeric(wrapped[0])
+    place = ranks.index(root)
+    return Operation(Description("broadcast", *_layout(wrapped), "", place, device=space is not HOST),
+                     None, [(wrapped[0], taken[0])], space)
+
+
+def reduce_scatter(array: Any, op: Any, prescale: Any, postscale: Any, size: int, rank: int) -> Operation:
+    """Return a reduction that leaves each rank its rows."""
+    (array,), space = _wrapped([array], "array")
+    _has_rows(array, "reduce_scatter")
+    found = _op(op, array.dtype, space)
+    pre, post = _factor("prescale", prescale), _factor("postscale", postscale)
+    rows = balanced(array.shape[0], size)[rank]
+    out = _empty((rows, *array.shape[1:]), array.dtype, space)
+    description = Description("reduce_scatter", *_layout([array]), USER_OP if found.user else found.name, None, pre, post,
+                              space is not HOST)
+    return Operation(description, op, [(array, out)], space)
+
+
+def allgather(array: Any) -> Operation:
+    """Return a gathering of rows."""
+    (array,), space = _wrapped([array], "array")
+    _has_rows(array, "allgather")
+    _numeric(array)
+    operation = Operation(_varying("allgather", array, space), None, [(array, None)], space)
+    operation.rows = [array.shape[0]]
+    return operation
+
+
+def alltoall(array: Any, splits: Any, size: int) -> Operation:
+    """Return an exchange of rows."""
+    (array,), space = _wrapped([array], "array")
+    _has_rows(array, "alltoall")
+    _numeric(array)
+    rows = _splits(splits, array.shape[0], size)
+    operation = Operation(_varying("alltoall", array, space), None, [(array, None)], space, splits=None if splits is None else rows)
+    operation.rows = rows
+    return operation
+
+
+def barrier() -> Operation:
+    """Return a meeting of all ranks."""
+    return Operation(Description("barrier"), None, [], HOST)
+
+
+def _splits(splits: Any, length: int, size: int) -> list[int]:
+    if splits is None:
+        if length % size:
+            raise ValueError(f"array has {length} rows, which {size} ranks cannot share evenly: pass splits")
+        return [length // size] * size
+    try:
+        rows = [operator.index(row) for row in (splits.tolist() if hasattr(splits, "tolist") else splits)]
+    except TypeError:
+        raise TypeError(f"splits is not a list of whole numbers: {splits!r}") from None
+    if len(rows) != size or min(rows) < 0 or sum(rows) > length:
+        raise ValueError(f"splits {rows} are not one for each of {size} ranks, none negative, with a sum of at most {length} rows")
+    return rows
+
+
+def _wrapped(arrays: Sequence[Any], argument: str) -> tuple[list[Any], Space]:
+    found = [wrap(array, argument) for array in arrays]
+    if not found:
+        raise ValueError(f"{argument} is empty: a group has one array at least")
+    spaces = {space for _, space in found}
+    if len(spaces) > 1:
+        raise ValueError(f"{argument} are not in one memory: some are on a GPU, or they are on two")
+    for array, space in found:
+        if space is HOST and array.base is not None and (region := memory.find(array.ctypes.data)) and region.freed:
+            raise ValueError(f"{argument} is in shared memory that was freed {region.freed}")
+    return [array for array, _ in found], found[0][1]
+
+
+def _outs(arrays: Sequence[Any], outs: Sequence[Any] | None, space: Space, single: bool) -> list[Any]:
+    """Return the arrays that take the results: new ones where the caller gave none."""
+    outs = [None] * len(arrays) if outs is None else outs
+    name = "out" if single else "outs"
+    if len(outs) != len(arrays):
+        raise ValueError(f"{name} has {len(outs)} arrays, but arrays has {len(arrays)}")
+    return [_empty(array.shape, array.dtype, space) if out is None else _out(array, out, space, name)
+            for array, out in zip(arrays, outs)]
+
+
+def _out(array: Any, out: Any, space: Space, name: str) -> Any:
+    taken, where = wrap(out, name)
+    if where is not space:
+        raise ValueError(f"{name} is not in the same memory as the array: one is on a GPU, or they are on two")
+    if taken.dtype != array.dtype:
+        raise TypeError(f"{name} has dtype {taken.dtype}, but the array has {array.dtype}")
+    if taken.shape != array.shape:
+        raise ValueError(f"{name} has shape {taken.shape}, but the array has {array.shape}")
+    if space is HOST and not taken.flags.writeable:
+        raise ValueError(f"{name} is read-only")
+    if shares_elements(taken):
+        raise ValueError(f"{name} has elements that share memory (strides {taken.strides})")
+    if space.identity(taken) == space.identity(array):
+        return array
+    if taken.size and space.overlap(taken, array):
+        raise ValueError(f"{name} overlaps the array; for a result in place pass the array itself")
+    return taken
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype, space: Space) -> Any:
+    return np.empty(shape, dtype) if space is HOST else space.made(shape, dtype)
+
+
+def _op(op: Any, dtype: np.dtype, space: Space) -> ops.Operation:
+    _known(dtype)
+    found = ops.find(op, dtype)
+    if found.user and space is not HOST:
+        raise TypeError("op is made with MPI.Op.Create: it is for host memory, not for arrays on a GPU")
+    return found
+
+
+def _numeric(array: Any) -> None:
+    _known(array.dtype)
+
+
+def _known(dtype: np.dtype) -> None:
+    if not ops.kind(dtype):
+        raise TypeError(f"array has dtype {dtype}, which is not numeric")
+
+
+def _has_rows(array: Any, kind: str) -> None:
+    if array.ndim == 0:
+        raise ValueError(f"array has no dimensions, so it has no rows for {kind}: pass array.reshape(1)")
+
+
+def _factor(name: str, value: Any) -> float:
+    if not isinstance(value, (Real, np.number)) or isinstance(value, np.complexfloating):
+        raise TypeError(f"{name} is of type {type(value).__name__}, not a real number")
+    return float(value)
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is of type {type(value).__name__}, not a rank") from None
+
+
+def _layout(arrays: Sequence[Any]) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
+    return tuple(named(array.dtype) for array in arrays), tuple(array.shape for array in arrays)
+
+
+def _varying(kind: str, array: Any, space: Space) -> Description:
+    return Description(kind, (named(array.dtype),), ((None, *array.shape[1:]),), device=space is not HOST)
+
+
+def named(dtype: np.dtype) -> str:
+    """Return a dtype as ranks tell each other: with its byte order where that is not the machine's."""
+    return dtype.name if dtype.isnative else dtype.str
+
+
+def _some(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")

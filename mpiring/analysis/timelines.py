@@ -203,9 +203,8 @@ def engine_seconds(ranks: Sequence[Timeline]) -> dict[str, list[float]]:
     """Return what each rank's engine spent, by phase, and idle."""
     names = list(dict.fromkeys([*ON_ENGINE, *(span.name for one in ranks for span in one.engine)]))
     spent = {name: [one.seconds(one.engine, name) for one in ranks] for name in names}
-    windows = [(one.ends[1] - one.ends[0]) / 1e6 for one in ranks]
-    idle = [max(0.0, window - sum(of[place] for of in spent.values())) for place, window in enumerate(windows)]
-    return {**spent, "idle": idle}
+    busy = [_covered((span.begin, span.begin + span.lasted) for span in one.engine) for one in ranks]
+    return {**spent, "idle": [(one.window[1] - one.window[0] - much) / 1e6 for one, much in zip(ranks, busy)]}
 
 
 def operation_seconds(ranks: Sequence[Timeline]) -> dict[str, list[float]]:

@@ -148,11 +148,13 @@ def _exchanges(ranks: Sequence[Timeline]) -> Iterator[str]:
     exchanges, operations = sum(one.exchanges for one in found), sum(one.operations for one in found)
     yield (f"\n{_count(exchanges, 'exchange')} of a rank, {operations / exchanges:.3g} operations in one, "
            f"{size(sum(one.nbytes for one in found))}\n")
-    rows = [(one.kind or "-", one.algorithm or "-", one.path or "-", f"{one.exchanges:,.0f}",
-             f"{one.operations / one.exchanges:.3g}", size(one.nbytes), seconds(one.seconds), f"{size(one.rate)}/s",
-             "-" if one.busbw is None else f"{size(one.busbw)}/s") for one in found]
-    yield show.table(("collective", "algorithm", "path", "exchanges", "operations", "bytes", "time", "algbw", "busbw"), rows,
-                     left=(0, 1, 2))
+    rows = [(one.kind, one.algorithm or "-", one.path, f"{one.exchanges:,.0f}", f"{one.operations / one.exchanges:.3g}",
+             size(one.nbytes), seconds(one.seconds), f"{size(one.rate)}/s", "" if one.busbw is None else f"{size(one.busbw)}/s")
+            for one in found]
+    heading = ("collective", "algorithm", "path", "exchanges", "operations in one", "bytes", "time", "algbw", "busbw")
+    used = [column for column in range(len(heading)) if any(row[column] for row in rows)]
+    yield show.table([heading[column] for column in used], [[row[column] or "-" for column in used] for row in rows],
+                     left=[place for place, column in enumerate(used) if column < 3])
 
 
 def _count(number: float, what: str) -> str:
@@ -189,9 +191,10 @@ def _short(name: str) -> str:
 
 
 def _what(one: Negotiation) -> str:
+    """Say what an operation is, as far as the engine has written it down."""
     nbytes = one.args.get("bytes")
-    words = [str(one.args[what]) for what in ("kind", "dtype") if one.args.get(what)]
-    return " ".join([*words, *([binary(nbytes)] if isinstance(nbytes, int) else [])])
+    words = [str(one.args[what]) for what in ("kind", "dtype", "operation") if one.args.get(what)]
+    return " ".join([_short(" ".join(words)), *([binary(nbytes)] if isinstance(nbytes, int) else [])])
 
 
 def _record(ranks: Sequence[Timeline], found: Sequence[Negotiation], unmatched: int) -> dict:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -17,20 +18,21 @@ LONG = 16 << 10
 
 
 class Burst:
-    """Places for some arrays in a buffer: `views` of the arrays' own shapes, `whole` for the exchange.
+    """Places for some arrays in a buffer: `views` of the arrays' own shapes, `whole` for the exchange."""
 
-    grain: what a place is a multiple of, in bytes. whole_dtype: that of the elements to exchange.
-    """
-
-    def __init__(self, room: Any, dtypes: Sequence[np.dtype], shapes: Sequence[tuple[int, ...]], grain: int, whole_dtype: np.dtype):
-        self.length, self.views, at = len(shapes), [], 0
-        for dtype, shape in zip(dtypes, shapes):
-            nbytes = prod(shape) * dtype.itemsize
-            self.views.append(room[at:at + nbytes].view(dtype).reshape(shape))
-            at += -(-nbytes // grain) * grain
-        self.whole = room[:at].view(whole_dtype)
-        self.nbytes = at
-        self.short = all(view.nbytes < LONG for view in self.views)
+    def __init__(self, room: Callable[[int], Any], layout: Sequence[tuple[np.dtype, tuple[int, ...]]], grain: int,
+                 dtype: np.dtype):
+        """room: returns a buffer of some bytes. layout: each array's dtype and shape. grain: what places are multiples of, in
+        bytes. dtype: of the elements to exchange.
+        """
+        sizes = [prod(shape) * each.itemsize for each, shape in layout]
+        starts = [0, *accumulate(-(-size // grain) * grain for size in sizes)]
+        buffer = room(starts[-1])
+        self.length, self.nbytes = len(layout), starts[-1]
+        self.views = [buffer[start:start + size].view(each).reshape(shape)
+                      for start, size, (each, shape) in zip(starts, sizes, layout)]
+        self.whole = buffer[:self.nbytes].view(dtype)
+        self.short = max(sizes) < LONG
 
 
 class Member:
@@ -41,6 +43,13 @@ class Member:
     def __init__(self, operation: Any, index: int):
         self.operation = operation
         self.array, self.out = operation.parts[index] if operation else (None, None)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is here, in host memory, and copied as it is."""
+        operation = self.operation
+        return (operation is not None and operation.space is HOST and operation.description.prescale == 1
+                and operation.description.postscale == 1)
 
 
 def pack(burst: Burst, members: Sequence[Member], plain: bool) -> None:

@@ -269,7 +269,7 @@ class Engine:
         comm = self.comm.Split(0 if made.included else MPI.UNDEFINED, self.rank)
         if made.included:
             made.loop = Loop(comm, made.ranks, self.settings, self.threaded)
-            made.loop.timeline = self._timeline
+            made.loop.exchanges.timeline = self._timeline
         self._sets.append(made)
 
     def _close(self, sets: list[ProcessSet]) -> None:
@@ -288,7 +288,7 @@ class Engine:
     # The engine itself
 
     def start_timeline(self, path: Any) -> None:
-        """Write a trace of what this rank does from now on; the file's name gets the rank: trace.json is trace.rank3.json on rank 3.
+        """Write a trace of what this rank does from now on; trace.json is trace.rank3.json on rank 3.
 
         The file is a Chrome trace, complete at any time, for ui.perfetto.dev and `python -m mpiring timeline`. Raises OSError
         where it cannot be written, ValueError where a timeline is being written already.
@@ -298,13 +298,13 @@ class Engine:
             raise ValueError(f"start_timeline on rank {self.rank}: a timeline is being written already: stop_timeline first")
         self._timeline = Timeline(os.fspath(path), self.rank, self.size)
         for loop in self._loops():
-            loop.timeline = self._timeline
+            loop.exchanges.timeline = self._timeline
 
     def stop_timeline(self) -> None:
         """Complete the trace; nothing happens if there is none."""
         line, self._timeline = self._timeline, None
         for loop in self._loops():
-            loop.timeline = None
+            loop.exchanges.timeline = None
         if line is not None:
             line.close()
 
@@ -395,8 +395,8 @@ class Engine:
             raise ValueError(f"{call} on rank {self.rank}: {error}") from None
 
 
-_METRICS = ("operations", "errors", "bytes", "exchanges", "rounds", "known", "declared", "stalls", "seconds_negotiate", "seconds_pack",
-            "seconds_exchange", "seconds_unpack")
+_METRICS = ("operations", "errors", "bytes", "exchanges", "rounds", "known", "declared", "stalls", "seconds_negotiate",
+            "seconds_pack", "seconds_exchange", "seconds_unpack")
 
 _ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
 

@@ -11,26 +11,21 @@ import pickle
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Generator, Hashable, Sequence
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from mpiring.algorithms.cuts import counts as balanced
-from mpiring.engine.bursts import Burst, Member, pack, put, settle, take, unpack
-from mpiring.engine.movers import Plans, Requests
+from mpiring.engine.exchanges import Exchanges
 from mpiring.engine.negotiation import JOIN, NO_NEWS, SEAL, SHUTDOWN, Agreed, Negotiation, News
 from mpiring.engine.operation import Description, Operation
 from mpiring.engine.requests import Known
-from mpiring.engine.schedule import Batch, Part, batches, dtype_of, parts_of
+from mpiring.engine.schedule import parts_of
 from mpiring.engine.settings import Settings
 from mpiring.engine.stall import Watch
 from mpiring.errors import ShutdownError
-from mpiring.runtime import ops
-from mpiring.runtime.arrays import HOST, Space
-from mpiring.runtime.channel import Cache
+from mpiring.runtime.arrays import HOST
 
 SPIN = 2e-4
 """Seconds for which a thread that waits for others gives its core away between looks before it sleeps."""
@@ -41,11 +36,11 @@ PATIENCE, NAP, LONG_NAP = 16, 1e-3, 5e-3
 LINGER = 3.0
 """Seconds that a rank which shuts down waits for the others to take part."""
 
+GATHERED = 5
+"""Cycle times that pass at most before a round begins, while operations go on coming."""
+
 UNNAMED = 256
 """Operations without a name that are on their way at most; later ones are held back until there is room."""
-
-PLACES = 1 << 16
-"""Places in bursts whose views are kept."""
 
 JOINING = Description("join")
 
@@ -62,7 +57,6 @@ class Loop:
     def __init__(self, comm: MPI.Comm, labels: Sequence[int], settings: Settings, threaded: bool):
         """comm: for this alone; freed at the end. labels: the numbers by which messages name ranks."""
         self.comm, self.settings, self.labels, self.threaded = comm, settings, labels, threaded
-        self.mover: Plans | Requests = Plans(comm) if threaded else Requests(comm)
         self.negotiation = Negotiation(comm.rank, labels)
         self.lock = threading.Lock()
         self.work, self.finished = threading.Condition(self.lock), threading.Condition(self.lock)
@@ -77,18 +71,13 @@ class Loop:
         self.closed: BaseException | None = None         # why nothing can be submitted any more
         self.deadline = float("inf")
         self.empty_since: float | None = None
-        self.rooms: dict[Space, Any] = {}
-        self.bursts = Cache(PLACES)
-        self.parts: dict[int, list[Part]] = {}
-        self.device: Space = HOST
-        self.members: list[tuple[Agreed, int]] = []
         self.unsealed: list[Hashable] = []               # with fixed groups, on rank 0: submitted since the last seal
         self.unsealed_bytes = 0
         self.seals: list[tuple] = []
         self.ripe: dict[Hashable, Agreed] = {}           # with fixed groups: ready, and waiting for its seal
         self.sealed: list[tuple] = []
-        self.timeline: Any = None
         self.counts: Counter[str] = Counter()
+        self.exchanges = Exchanges(comm, threaded, settings.fusion_threshold, self.counts)
         self.watch = Watch(self)
         self.running: Round | None = None
         self.request: MPI.Request | None = None
@@ -240,11 +229,16 @@ class Loop:
         return nap(perf_counter() - self.empty_since)
 
     def _gather_more(self) -> None:
-        """Let more operations join the first one, for a cycle's time; unless somebody waits, or there is a burst already."""
-        until = self.queue[0].submitted + self.settings.cycle_time
-        while not self.waiters and self.queued < self.settings.fusion_threshold:
-            left = until - perf_counter()
-            if left <= 0 or not self.work.wait(left):
+        """Let more operations join the first one, while they come in quick succession; unless somebody waits, or a burst is full.
+
+        To begin among submissions would be slow: the two threads would take the interpreter from each other at every step.
+        """
+        until = perf_counter() + GATHERED * self.settings.cycle_time
+        seen = 0
+        while len(self.queue) > seen and not self.waiters and self.queued < self.settings.fusion_threshold:
+            seen = len(self.queue)
+            left = min(self.settings.cycle_time, until - perf_counter())
+            if left <= 0 or self.work.wait(left):
                 return
 
     def _wait(self, request: MPI.Request) -> None:
@@ -316,19 +310,20 @@ class Loop:
         counts["declared"] += len(told) - len(news)
         counts["known"] += len(fresh) + len(news) - len(told)
         counts["seconds_negotiate"] += now - begun
-        if self.timeline:
-            self.timeline.span("", "negotiate", begun, now, ready=len(outcome.ready))
+        line = self.exchanges.timeline
+        if line is not None:
+            line.span("", "negotiate", begun, now, ready=len(outcome.ready))
         if outcome.ready or outcome.leaving or outcome.last is not None:
             self.empty_since = None
         elif self.empty_since is None:
             self.empty_since = now
-        yield from self._perform(self._admitted(outcome.ready, now))
+        yield from self.exchanges.perform(self._admitted(outcome.ready, now), self._finish)
         if outcome.last is not None:
             self._all_joined(outcome.last, outcome.met)
         if outcome.leaving:
             self._end(ShutdownError(f"{self.negotiation.named(outcome.leaving)} shut the engine down"))
-        if self.timeline:
-            self.timeline.flush()
+        if line is not None:
+            line.flush()
 
     def _tell(self, told: News) -> Generator[MPI.Request, None, list[News]]:
         """Gather the news of all ranks."""
@@ -365,197 +360,7 @@ class Loop:
     def _is_grouped(self, entry: Agreed) -> bool:
         """Tell whether an operation waits for its fixed group, which rank 0 must be there to name."""
         return (self.settings.deterministic and entry.description.kind == "allreduce" and 0 not in self.negotiation.joined
-                and any(part.group for part in self._parts(entry)))
-
-    def _parts(self, entry: Agreed) -> list[Part]:
-        found = self.parts.get(entry.signature)
-        if found is None:
-            if len(self.parts) > 2 * self.negotiation.capacity:
-                self.parts.clear()
-            found = self.parts[entry.signature] = parts_of(entry.description, self.settings.fusion_threshold)
-        return found
-
-    # Exchanges
-
-    def _perform(self, ready: list[Agreed]) -> Round:
-        """Exchange what is ready."""
-        rows = None
-        if varying := [entry for entry in ready if entry.description.kind in ("allgather", "alltoall")]:
-            rows = yield from self._rows(varying)
-        for batch in batches(ready, self._parts, self.settings.fusion_threshold):
-            operations = [entry.operation for entry, _ in batch.members if entry.operation is not None]
-            try:
-                if batch.direct:
-                    yield from _KINDS[batch.members[0][0].description.kind](self, batch.members[0][0], batch.members[0][1], rows)
-                else:
-                    yield from self._fused(batch)
-                error = None
-            except Exception as caught:
-                error = caught
-            self._finish(operations, error)
-
-    def _rows(self, varying: list[Agreed]) -> Generator[MPI.Request, None, dict[int, np.ndarray]]:
-        """Return the rows that each rank brings (allgather), or sends to each rank (alltoall), by slot."""
-        mine = np.array([row for entry in varying for row in entry.operation.rows], np.int64)
-        everyone = np.empty((self.comm.size, mine.size), np.int64)
-        yield self.comm.Iallgather(mine, everyone)
-        edges = np.cumsum([len(entry.operation.rows) for entry in varying])[:-1]
-        return dict(zip((entry.slot for entry in varying), np.split(everyone, edges, axis=1)))
-
-    def _fused(self, batch: Batch) -> Round:
-        """Exchange many arrays at once."""
-        begun = perf_counter()
-        first = batch.members[0][0].description
-        burst = self._burst(batch, first)
-        members = [Member(entry.operation, index) for entry, index in batch.members]
-        plain = all(member.operation is not None and member.operation.space is HOST and member.operation.description[5:7] == (1, 1)
-                    for member in members)
-        broadcast = first.kind == "broadcast"
-        if not broadcast or self.comm.rank == first.root:
-            pack(burst, members, plain)
-            settle(members)
-        packed = perf_counter()
-        if broadcast:
-            label = yield from self.mover.broadcast(burst.whole, first.root)
-        else:
-            op = ops.NAMES[first.op]
-            label = yield from self.mover.allreduce(burst.whole, burst.whole, op)
-        moved = perf_counter()
-        if broadcast and self.comm.rank == first.root:
-            members = [member for member in members if member.operation and member.out is not member.array]
-            for member in members:
-                put(member.out, member.array, member.operation)
-        else:
-            unpack(burst, members, plain)
-        settle(members)
-        self._account(batch, burst.nbytes, label, begun, packed, moved)
-
-    def _burst(self, batch: Batch, first: Any) -> Burst:
-        key = (first.kind, first.device, *[entry.signature << 16 | index for entry, index in batch.members])
-        burst = self.bursts.get(key)
-        if burst is None:
-            dtypes = [dtype_of(entry.description.dtypes[index]) for entry, index in batch.members]
-            shapes = [entry.description.shapes[index] for entry, index in batch.members]
-            whole, grain = (dtypes[0], dtypes[0].itemsize) if first.kind == "allreduce" else (np.dtype(np.uint8), 16)
-            space = next((entry.operation.space for entry, _ in batch.members if entry.operation), self.device)
-            nbytes = sum(-(-np.prod(shape, dtype=int) * dtype.itemsize // grain) * grain for shape, dtype in zip(shapes, dtypes))
-            burst = Burst(self._room(space, int(nbytes)), dtypes, shapes, grain, whole)
-            self.bursts.put(key, burst)
-        return burst
-
-    def _room(self, space: Space, nbytes: int) -> Any:
-        """Return the buffer for bursts; made once, for the largest."""
-        if space is not HOST:
-            self.device = space
-        room = self.rooms.get(space)
-        if room is None or room.nbytes < nbytes:
-            room = self.rooms[space] = self.mover.room(space, max(nbytes, self.settings.fusion_threshold))
-        return room
-
-    def _direct_allreduce(self, entry: Agreed, index: int, rows: Any) -> Round:
-        """Reduce one array from where it is to where it goes."""
-        begun = perf_counter()
-        description, operation = entry.description, entry.operation
-        if operation is None:
-            array = out = self.device.xp.zeros(description.shapes[index], dtype_of(description.dtypes[index]))
-            op = ops.NAMES[description.op]
-        else:
-            (array, out), op = operation.parts[index], operation.op
-            if description.prescale != 1:
-                put(out, array, operation, description.prescale)
-                array = out
-        packed = perf_counter()
-        label = yield from self._moved(operation, lambda: self.mover.allreduce(array, out, op))
-        moved = perf_counter()
-        if operation is not None and description.postscale != 1:
-            take(out, out, operation, description.postscale)
-            settle([Member(operation, index)])
-        self._account(Batch([(entry, index)], True), array.nbytes, label, begun, packed, moved)
-
-    def _moved(self, operation: Operation | None, move: Callable[[], Any]) -> Generator[MPI.Request, None, str]:
-        """Exchange in the order of the caller's stream, if the array is on a GPU."""
-        if operation is None or operation.space is HOST or not self.threaded:
-            return (yield from move())
-        with operation.space.on(operation.stream):       # plans yield nothing, so no other code runs in this context
-            return (yield from move())
-
-    def _direct_broadcast(self, entry: Agreed, index: int, rows: Any) -> Round:
-        begun = perf_counter()
-        operation, root = entry.operation, entry.description.root
-        array, out = operation.parts[index]
-        if self.comm.rank == root and out is not array:
-            put(out, array, operation)
-        packed = perf_counter()
-        label = yield from self._moved(operation, lambda: self.mover.broadcast(out, root))
-        self._account(Batch([(entry, index)], True), out.nbytes, label, begun, packed, perf_counter())
-
-    def _reduce_scatter(self, entry: Agreed, index: int, rows: Any) -> Round:
-        begun = perf_counter()
-        description, operation = entry.description, entry.operation
-        array, out = operation.parts[0]
-        if description.prescale != 1:
-            scaled = operation.space.xp.empty(array.shape, array.dtype)
-            put(scaled, array, operation, description.prescale)
-            array = scaled
-        row = array.size // max(1, array.shape[0])
-        counts = [rows * row for rows in balanced(array.shape[0], self.comm.size)]
-        packed = perf_counter()
-        label = yield from self._moved(operation, lambda: self.mover.reduce_scatter(array, out, operation.op, counts))
-        moved = perf_counter()
-        if description.postscale != 1:
-            take(out, out, operation, description.postscale)
-            settle([Member(operation, 0)])
-        self._account(Batch([(entry, 0)], True), array.nbytes, label, begun, packed, moved)
-
-    def _allgather(self, entry: Agreed, index: int, rows: dict[int, np.ndarray]) -> Round:
-        begun = perf_counter()
-        operation = entry.operation
-        array, every = operation.parts[0][0], rows[entry.slot][:, 0].tolist()
-        rest = array.shape[1:]
-        row = int(np.prod(rest, dtype=int))
-        out = operation.space.xp.empty((sum(every), *rest), array.dtype)
-        label = yield from self._moved(operation, lambda: self.mover.allgather(array, out, [count * row for count in every]))
-        operation.result = out
-        self._account(Batch([(entry, 0)], True), out.nbytes, label, begun, begun, perf_counter())
-
-    def _alltoall(self, entry: Agreed, index: int, rows: dict[int, np.ndarray]) -> Round:
-        begun = perf_counter()
-        operation, table = entry.operation, rows[entry.slot]
-        array, received = operation.parts[0][0], table[:, self.comm.rank]
-        rest = array.shape[1:]
-        row = int(np.prod(rest, dtype=int))
-        out = operation.space.xp.empty((int(received.sum()), *rest), array.dtype)
-        sent = array[:sum(operation.rows)]
-        label = yield from self._moved(operation, lambda: self.mover.alltoall(sent, out, (table * row).tolist()))
-        operation.result = out if operation.splits is None else (out, received.copy())
-        self._account(Batch([(entry, 0)], True), out.nbytes, label, begun, begun, perf_counter())
-
-    def _barrier(self, entry: Agreed, index: int, rows: Any) -> Round:
-        """Nothing is left to do: all ranks have come."""
-        yield from ()
-
-    def _account(self, batch: Batch, nbytes: int, label: str, begun: float, packed: float, moved: float) -> None:
-        """Add up what an exchange took, and draw it."""
-        end, counts = perf_counter(), self.counts
-        counts["bytes"] += nbytes
-        counts["exchanges"] += 1
-        counts["exchanged"] += len(batch.members)
-        counts["seconds_pack"] += packed - begun
-        counts["seconds_exchange"] += moved - packed
-        counts["seconds_unpack"] += end - moved
-        line = self.timeline
-        if line:
-            self._draw(line, "", begun, packed, moved, end, algorithm=label, bytes=nbytes, operations=len(batch.members))
-            for operation in [entry.operation for entry, _ in batch.members if entry.operation]:
-                line.span(str(operation.name), "negotiate", operation.submitted, operation.agreed,
-                          operation=str(operation.description), bytes=operation.nbytes)
-                line.span(str(operation.name), "queue", operation.agreed, begun)
-                self._draw(line, str(operation.name), begun, packed, moved, end, algorithm=label)
-
-    def _draw(self, line: Any, track: str, begun: float, packed: float, moved: float, end: float, **about: Any) -> None:
-        for name, start, stop, args in (("pack", begun, packed, {}), ("exchange", packed, moved, about), ("unpack", moved, end, {})):
-            if stop > start:
-                line.span(track, name, start, stop, **args)
+                and any(part.group for part in self.exchanges.parts_of(entry)))
 
     # How operations end
 
@@ -620,8 +425,7 @@ class Loop:
         if self.thread is not None:
             self.thread.join(max(0.0, self.deadline - perf_counter()) + 1)
         if self.clean:
-            self.bursts.clear()
-            self.rooms.clear()
+            self.exchanges.free()
             self.watch.free()
             self.comm.Free()
 
@@ -635,6 +439,3 @@ give_way = ctypes.CDLL(None).sched_yield
 """Give the core to others, and, unlike os.sched_yield, the GIL as well."""
 
 _LEFT_BEHIND: list[MPI.Request] = []
-
-_KINDS = {"allreduce": Loop._direct_allreduce, "broadcast": Loop._direct_broadcast, "reduce_scatter": Loop._reduce_scatter,
-          "allgather": Loop._allgather, "alltoall": Loop._alltoall, "barrier": Loop._barrier}

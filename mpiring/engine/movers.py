@@ -76,7 +76,7 @@ class Plans:
 
 
 class Requests:
-    """Moves arrays in host memory by MPI's collectives that do not block; where MPI would not give NumPy's result, NumPy reduces."""
+    """Moves arrays in host memory by MPI's collectives that do not block; NumPy reduces where MPI would do it otherwise."""
 
     def __init__(self, comm: MPI.Comm):
         self.comm = comm

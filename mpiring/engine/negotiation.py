@@ -190,8 +190,8 @@ class Negotiation:
             error = MismatchError(f"{shown(entry.key)}: ranks disagree: " + "; ".join(
                 f"{self.named(ranks)}: {what}" for what, ranks in said.items()))
         elif absent and description.kind not in ("allreduce", SEAL):
-            error = MismatchError(f"{shown(entry.key)}: {description}, but {self.named(sorted(absent))} joined, and only allreduces "
-                                  f"go on without a rank's data")
+            error = MismatchError(f"{shown(entry.key)}: {description}, but {self.named(sorted(absent))} joined, and only "
+                                  f"allreduces go on without a rank's data")
         return Agreed(slot, entry.signature, description, operation, error, entry.key)
 
     def _forget(self, idle: np.ndarray, spoken: dict[int, set[int]]) -> None:

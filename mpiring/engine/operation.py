@@ -55,8 +55,28 @@ class Operation:
     shape is not known yet. done is set last of all.
     """
 
-    __slots__ = ("key", "description", "op", "parts", "space", "stream", "loop", "root", "splits", "rows", "left", "single", "done",
-                 "error", "result", "submitted", "agreed", "given_up", "reported", "__weakref__")
+    __slots__ = (
+        "__weakref__",
+        "agreed",
+        "description",
+        "done",
+        "error",
+        "given_up",
+        "key",
+        "left",
+        "loop",
+        "op",
+        "parts",
+        "reported",
+        "result",
+        "root",
+        "rows",
+        "single",
+        "space",
+        "splits",
+        "stream",
+        "submitted",
+    )
 
     def __init__(self, description: Description, op: Op | None, parts: list[tuple[Any, Any]], space: Space, key: Any = None,
                  root: int = 0, splits: list[int] | None = None, single: bool = True):

@@ -8,7 +8,6 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
-from mpi4py import MPI
 
 from mpiring.algorithms.cuts import counts as balanced
 from mpiring.engine.operation import Description, Operation
@@ -62,7 +61,7 @@ def broadcast(array: Any, root: Any, out: Any, ranks: Sequence[int], rank: int) 
     wrapped, space = _wrapped([array], "array")
     sends = ranks[rank] == root
     taken = [wrapped[0]] if out is not None and out is array and sends else _outs(wrapped, [out], space, True)
-    _numeric(wrapped[0])
+    _known(wrapped[0].dtype)
     place = ranks.index(root)
     return Operation(Description("broadcast", *_layout(wrapped), "", place, device=space is not HOST),
                      None, [(wrapped[0], taken[0])], space)
@@ -75,7 +74,7 @@ def reduce_scatter(array: Any, op: Any, prescale: Any, postscale: Any, size: int
     found = _op(op, array.dtype, space)
     pre, post = _factor("prescale", prescale), _factor("postscale", postscale)
     rows = balanced(array.shape[0], size)[rank]
-    out = _empty((rows, *array.shape[1:]), array.dtype, space)
+    out = space.made((rows, *array.shape[1:]), array.dtype)
     description = Description("reduce_scatter", *_layout([array]), USER_OP if found.user else found.name, None, pre, post,
                               space is not HOST)
     return Operation(description, op, [(array, out)], space)
@@ -85,7 +84,7 @@ def allgather(array: Any) -> Operation:
     """Return a gathering of rows."""
     (array,), space = _wrapped([array], "array")
     _has_rows(array, "allgather")
-    _numeric(array)
+    _known(array.dtype)
     operation = Operation(_varying("allgather", array, space), None, [(array, None)], space)
     operation.rows = [array.shape[0]]
     return operation
@@ -95,7 +94,7 @@ def alltoall(array: Any, splits: Any, size: int) -> Operation:
     """Return an exchange of rows."""
     (array,), space = _wrapped([array], "array")
     _has_rows(array, "alltoall")
-    _numeric(array)
+    _known(array.dtype)
     rows = _splits(splits, array.shape[0], size)
     operation = Operation(_varying("alltoall", array, space), None, [(array, None)], space, splits=None if splits is None else rows)
     operation.rows = rows
@@ -140,7 +139,7 @@ def _outs(arrays: Sequence[Any], outs: Sequence[Any] | None, space: Space, singl
     name = "out" if single else "outs"
     if len(outs) != len(arrays):
         raise ValueError(f"{name} has {len(outs)} arrays, but arrays has {len(arrays)}")
-    return [_empty(array.shape, array.dtype, space) if out is None else _out(array, out, space, name)
+    return [space.made(array.shape, array.dtype) if out is None else _out(array, out, space, name)
             for array, out in zip(arrays, outs)]
 
 
@@ -163,20 +162,12 @@ def _out(array: Any, out: Any, space: Space, name: str) -> Any:
     return taken
 
 
-def _empty(shape: tuple[int, ...], dtype: np.dtype, space: Space) -> Any:
-    return np.empty(shape, dtype) if space is HOST else space.made(shape, dtype)
-
-
 def _op(op: Any, dtype: np.dtype, space: Space) -> ops.Operation:
     _known(dtype)
     found = ops.find(op, dtype)
     if found.user and space is not HOST:
         raise TypeError("op is made with MPI.Op.Create: it is for host memory, not for arrays on a GPU")
     return found
-
-
-def _numeric(array: Any) -> None:
-    _known(array.dtype)
 
 
 def _known(dtype: np.dtype) -> None:

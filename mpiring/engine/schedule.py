@@ -38,17 +38,12 @@ def parts_of(description: Description, threshold: int) -> list[Part]:
         return [Part(None, 0)]
     parts = []
     for dtype, shape in zip(description.dtypes, description.shapes):
-        nbytes = prod(shape) * np.dtype(dtype_of(dtype)).itemsize
+        nbytes = prod(shape) * np.dtype(dtype).itemsize
         alone = nbytes > threshold or nbytes >= DIRECT or (description.op not in ops.NAMES and description.kind == "allreduce")
         group = (description.kind, description.device, *((dtype, description.op) if description.kind == "allreduce"
                                                          else (description.root,)))
         parts.append(Part(None if alone else group, nbytes))
     return parts
-
-
-def dtype_of(name: str) -> np.dtype:
-    """Return the dtype that a description names; those of ml_dtypes are known when an array of them was passed."""
-    return np.dtype(name)
 
 
 def batches(ready: Iterable[Agreed], parts: Callable[[Agreed], list[Part]], threshold: int) -> list[Batch]:

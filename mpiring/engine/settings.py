@@ -12,7 +12,7 @@ from mpiring.units import parse_size
 FUSION_THRESHOLD = 4 << 20
 """Bytes that are fused into one exchange at most."""
 
-CYCLE_TIME = 1e-3
+CYCLE_TIME = 5e-4
 """Seconds in which further operations may join the first one, unless somebody waits for it already."""
 
 

@@ -26,10 +26,11 @@ ENGINE = "engine"
 BUFFERED = 1 << 14
 """Events that wait for a flush at most; the next one brings it about."""
 
-MOST_ROWS = 10_000
-"""Rows in a file: operations with other names get none. Beside those of an operation that overlap, LANES of each name."""
+MOST_TRACKS = 10_000
+"""Operations' names that get a row in a file; others are left out, with a note on the engine's row."""
 
 LANES = 64
+"""Rows of one name at most: what overlaps on one row, viewers leave out, so it goes to the next one."""
 
 TAIL = b"\n]}\n"
 """What makes the file complete, and is written over by what follows."""
@@ -126,8 +127,9 @@ class Timeline:
         """Make a row; its tid is like no pid and no other rank's, for viewers that take tids for the machine's."""
         self._tid += self.size
         tid = self._tid + self.rank
-        self._rows.setdefault(track, []).append([tid, -1])
-        order = {"sort_index": self._tid // self.size}
+        rows = self._rows.setdefault(track, [])
+        rows.append([tid, -1])
+        order = {"sort_index": rows[0][0]}               # the same for all rows of a name: they stand together
         return ",\n" + ",\n".join((self._metadata("thread_name", tid, {"name": shown, "track": track}),
                                    self._metadata("thread_sort_index", tid, order)))
 
@@ -152,12 +154,13 @@ class Timeline:
     def _row(self, track: str, start: int, instant: bool) -> tuple[list[int] | None, str]:
         """Return a row of the track where nothing lasts longer than start, and what makes it where it is new."""
         rows = self._rows.get(track, [])
-        free = next((row for row in rows if row[1] <= start or instant or not track), None)
+        free = next((row for row in rows if row[1] <= start or instant), None)
         if free is not None:
             return free, ""
-        if len(self._rows) >= MOST_ROWS or len(rows) >= LANES:
+        if len(rows) >= LANES or (not rows and len(self._rows) > MOST_TRACKS):
             return None, self._too_many(start)
-        made = self._new_row(f"{track} ({len(rows) + 1})" if rows else str(track), track)
+        shown = track or ENGINE
+        made = self._new_row(f"{shown} ({len(rows) + 1})" if rows else shown, track)
         return self._rows[track][-1], made
 
     def _too_many(self, start: int) -> str:

@@ -59,6 +59,10 @@ class Host:
         """Copy between arrays of this space."""
         np.copyto(target, source)
 
+    def made(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Make an array where these live."""
+        return np.empty(shape, dtype)
+
     def stream(self) -> Any:
         """Return what orders this thread's work on arrays, for on(); nothing does in host memory."""
         return None
@@ -122,7 +126,7 @@ class Device:
         array[...] = self.xp.asarray(packed)
 
     def made(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """Make an array on the device."""
+        """As for the host."""
         with self.here():
             return self.xp.empty(shape, dtype)
 

@@ -86,7 +86,7 @@ def test_columns_fit_each_other(tmp_path):
         if subject in ("work", "both"):
             assert result["busbw"] is None
         else:
-            assert result["busbw"] == pytest.approx(result["bytes"] / median[case, subject] / 1e3 * 4 / 3, rel=1e-2)
+            assert result["busbw"] == pytest.approx(result["bytes"] / median[case, subject] / 1e3 * 4 / 3, rel=1e-2, abs=1e-6)
     work, engine, both = (median["overlap", subject] for subject in SUBJECTS["overlap"])
     assert found["overlap", "both"]["hidden"] == pytest.approx((work + engine - both) / min(work, engine), abs=1e-3)
     assert (found["many_small", "engine"]["arrays"], found["many_small", "comm"]["bytes"]) == (16, 64 << 10)
@@ -101,8 +101,8 @@ def test_sizes_and_work_where_nothing_else_is_asked_for(tmp_path):
     found = json.loads((tmp_path / "b.json").read_text())["results"]
     assert [(result["arrays"], result["bytes"]) for result in found[:3]] == 3 * [(1000, 4096000)]
     work, engine = (result["time_us"]["min"] / 1e3 for result in found[3:5])
-    assert 5 < work < 200 and 2 < engine < 400, (work, engine)       # other programs may run beside
-    assert found[4]["bytes"] == found[5]["bytes"] > 1 << 20
+    assert 1 < work < 1000 and 1 < engine < 2000, (work, engine)        # 20 ms each, where nothing else runs
+    assert found[4]["bytes"] == found[5]["bytes"] > 64 << 10
 
 
 def test_one_node_with_too_few_cores_is_told():

@@ -258,11 +258,15 @@ def negotiations(ranks: Sequence[Timeline]) -> tuple[list[Negotiation], int]:
     unmatched = 0
     for track in dict.fromkeys(track for one in ranks for track in one.operations):
         own = [(one, _asked(one, track)) for one in ranks if track in one.operations]
-        if len({frozenset(asked) for _, asked in own}) > 1:
-            unmatched += max(len(asked) for _, asked in own)
-            continue
-        found += [_negotiation(track, [(one, asked[key]) for one, asked in own]) for key in own[0][1]]
+        keys = [set(asked) for _, asked in own]
+        both = set.intersection(*keys) if all(map(_rounds, own)) or all(one == keys[0] for one in keys) else set()
+        unmatched += len(set.union(*keys)) - len(both)
+        found += [_negotiation(track, [(one, asked[key]) for one, asked in own]) for key in own[0][1] if key in both]
     return found, unmatched
+
+
+def _rounds(own: tuple[Timeline, dict[Any, Span]]) -> bool:
+    return all("round" in span.args for span in own[1].values())
 
 
 def _asked(one: Timeline, track: str) -> dict[Any, Span]:

@@ -21,9 +21,10 @@ class Burst:
     """Places for some arrays in a buffer: `views` of the arrays' own shapes, `whole` for the exchange."""
 
     def __init__(self, room: Callable[[int], Any], layout: Sequence[tuple[np.dtype, tuple[int, ...]]], grain: int,
-                 dtype: np.dtype):
+                 dtype: np.dtype, host: bool, scaled: bool):
         """room: returns a buffer of some bytes. layout: each array's dtype and shape. grain: what places are multiples of, in
-        bytes. dtype: of the elements to exchange.
+        bytes. dtype: of the elements to exchange. host: whether the arrays are in host memory. scaled: whether a factor is
+        not 1.
         """
         sizes = [prod(shape) * each.itemsize for each, shape in layout]
         starts = [0, *accumulate(-(-size // grain) * grain for size in sizes)]
@@ -32,48 +33,35 @@ class Burst:
         self.views = [buffer[start:start + size].view(each).reshape(shape)
                       for start, size, (each, shape) in zip(starts, sizes, layout)]
         self.whole = buffer[:self.nbytes].view(dtype)
-        self.short = max(sizes) < LONG
+        self.host, self.plain = host, host and not scaled and max(sizes) < LONG
 
 
-class Member:
-    """One array of an operation in a burst: array in, out; both None on a rank that has joined."""
-
-    __slots__ = ("array", "operation", "out")
-
-    def __init__(self, operation: Any, index: int):
-        self.operation = operation
-        self.array, self.out = operation.parts[index] if operation else (None, None)
-
-    @property
-    def plain(self) -> bool:
-        """Whether it is here, in host memory, and copied as it is."""
-        operation = self.operation
-        return (operation is not None and operation.space is HOST and operation.description.prescale == 1
-                and operation.description.postscale == 1)
+Members = Sequence[tuple[Any, int]]
+"""Arrays by their operations and numbers there; the operation is None on a rank that has joined."""
 
 
-def pack(burst: Burst, members: Sequence[Member], plain: bool) -> None:
-    """Fill a burst. plain: all are in host memory, present, and unscaled."""
-    if plain and burst.short:
-        for view, member in zip(burst.views, members):
-            np.copyto(view, member.array)
+def pack(burst: Burst, members: Members) -> None:
+    """Fill a burst, with arrays times their factors; with zeros where this rank has joined."""
+    if burst.plain and (None, 0) not in members:
+        for view, (operation, index) in zip(burst.views, members):
+            np.copyto(view, operation.arrays[index])
         return
-    for view, member in zip(burst.views, members):
-        if member.operation is None:
-            view[...] = 0                                # what a rank that has joined adds
+    for view, (operation, index) in zip(burst.views, members):
+        if operation is None:
+            view[...] = 0
         else:
-            put(view, member.array, member.operation, member.operation.description.prescale)
+            put(view, operation.arrays[index], operation, operation.description.prescale)
 
 
-def unpack(burst: Burst, members: Sequence[Member], plain: bool) -> None:
-    """Empty a burst into the arrays that take the results."""
-    if plain and burst.short:
-        for view, member in zip(burst.views, members):
-            np.copyto(member.out, view)
+def unpack(burst: Burst, members: Members) -> None:
+    """Empty a burst into the arrays that take the results, times their factors."""
+    if burst.plain and (None, 0) not in members:
+        for view, (operation, index) in zip(burst.views, members):
+            np.copyto(operation.outs[index], view)
         return
-    for view, member in zip(burst.views, members):
-        if member.operation is not None:
-            take(member.out, view, member.operation, member.operation.description.postscale)
+    for view, (operation, index) in zip(burst.views, members):
+        if operation is not None:
+            take(operation.outs[index], view, operation, operation.description.postscale)
 
 
 def put(view: Any, array: Any, operation: Any, factor: float = 1.0) -> None:
@@ -116,10 +104,10 @@ def _copy(target: np.ndarray, source: np.ndarray, factor: float) -> None:
         np.copyto(target, source)
 
 
-def settle(members: Sequence[Member]) -> None:
-    """Wait for what was started on GPUs for these members."""
-    streams = {(id(member.operation.space), id(member.operation.stream)): member.operation
-               for member in members if member.operation is not None and member.operation.space is not HOST}
-    for operation in streams.values():
+def settle(burst: Burst | None, operations: Sequence[Any]) -> None:
+    """Wait for what was started on GPUs for some operations."""
+    if burst is not None and burst.host:
+        return
+    for operation in {(id(each.space), id(each.stream)): each for each in operations if each and each.space is not HOST}.values():
         with operation.space.on(operation.stream):
             operation.space.settle()

@@ -90,8 +90,8 @@ class Engine:
         if name is not None and operation.space is HOST:
             if len(loop.recent) >= RECENT:
                 loop.recent.clear()
-            (sample, _), = operation.parts
-            loop.recent[name] = requests.Known(operation.description, op, sample.dtype, sample.shape)
+            first = operation.arrays[0]
+            loop.recent[name] = requests.Known(operation.description, op, first.dtype, first.shape, first.nbytes)
         return operation
 
     def grouped_allreduce_async(self, arrays: Sequence[Any], outs: Sequence[Any] | None = None, *, name: str | None = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from math import prod
 from time import perf_counter
 from typing import Any
@@ -12,11 +12,11 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiring.algorithms.cuts import counts as balanced
-from mpiring.engine.bursts import Burst, Member, pack, put, settle, take, unpack
+from mpiring.engine.bursts import Burst, pack, put, settle, take, unpack
 from mpiring.engine.movers import Plans, Requests
-from mpiring.engine.negotiation import Agreed
+from mpiring.engine.negotiation import Slot
 from mpiring.engine.operation import Operation
-from mpiring.engine.schedule import Batch, Part, batches, parts_of
+from mpiring.engine.schedule import Batch, batches
 from mpiring.runtime import ops
 from mpiring.runtime.arrays import HOST, Space
 from mpiring.runtime.channel import Cache
@@ -24,13 +24,19 @@ from mpiring.runtime.channel import Cache
 PLACES = 1 << 16
 """Places in bursts whose views are kept."""
 
-SIGNATURES = 1 << 15
-"""Descriptions of which is kept how they may be fused."""
-
-Rows = dict[int, np.ndarray]
-"""By slot, the rows that each rank brings to an allgather, or sends to each rank in an alltoall."""
+Rows = dict[Hashable, np.ndarray]
+"""By key, the rows that each rank brings to an allgather, or sends to each rank in an alltoall."""
 
 Exchange = Generator[MPI.Request, None, None]
+
+
+class Batches(list):
+    """Exchanges that are kept; `length` says how many places they have."""
+
+    @property
+    def length(self) -> int:
+        """Arrays in them."""
+        return sum(len(batch.members) for batch in self)
 
 
 class Exchanges:
@@ -41,92 +47,77 @@ class Exchanges:
         self.mover: Plans | Requests = Plans(comm) if threaded else Requests(comm)
         self.timeline: Any = None
         self.rooms: dict[Space, Any] = {}
-        self.bursts = Cache(PLACES)
-        self.parts: dict[int, list[Part]] = {}
+        self.known = Cache(PLACES)
         self.device: Space = HOST                        # the GPU whose arrays were exchanged last
 
-    def perform(self, ready: Sequence[Agreed], finish: Callable[[list[Operation], Exception | None], None]) -> Exchange:
+    def perform(self, ready: Sequence[Slot], finish: Callable[[list[Operation], Exception | None], None]) -> Exchange:
         """Exchange what is ready; hand every operation back as soon as its exchange is over, with what went wrong."""
         rows: Rows = {}
-        if varying := [entry for entry in ready if entry.description.kind in ("allgather", "alltoall")]:
+        if varying := [slot for slot in ready if slot.description.kind in ("allgather", "alltoall")]:
             rows = yield from self._rows(varying)
-        for batch in batches(ready, self.parts_of, self.threshold):
+        for batch in self._batches(ready):
             error = None
             try:
                 yield from self._direct(batch, rows) if batch.direct else self._fused(batch)
             except Exception as caught:
                 error = caught
-            finish([entry.operation for entry, _ in batch.members if entry.operation is not None], error)
+            finish([slot.operation for slot, _ in batch.members if slot.operation is not None], error)
+        for slot in ready:
+            slot.operation = None                        # nor its arrays are kept
 
-    def parts_of(self, entry: Agreed) -> list[Part]:
-        """Return how an operation's arrays may be fused; worked out once for each description."""
-        found = self.parts.get(entry.signature)
-        if found is None:
-            if len(self.parts) >= SIGNATURES:
-                self.parts.clear()
-            found = self.parts[entry.signature] = parts_of(entry.description, self.threshold)
-        return found
+    def _batches(self, ready: Sequence[Slot]) -> list[Batch]:
+        """Return the exchanges, with the places of arrays in bursts; the same as last time for the same operations."""
+        key = tuple([slot.signature for slot in ready])
+        known = self.known.get(key)
+        if known is None:
+            known = Batches(batches(ready, self.threshold))
+            self.known.put(key, known)
+        return known
 
     def free(self) -> None:
         """Let go of the buffers."""
-        self.bursts.clear()
+        self.known.clear()
         self.rooms.clear()
 
-    def _rows(self, varying: list[Agreed]) -> Generator[MPI.Request, None, Rows]:
-        mine = np.array([row for entry in varying for row in entry.operation.rows], np.int64)
+    def _rows(self, varying: list[Slot]) -> Generator[MPI.Request, None, Rows]:
+        mine = np.array([row for slot in varying for row in slot.operation.rows], np.int64)
         everyone = np.empty((self.comm.size, mine.size), np.int64)
         yield self.comm.Iallgather(mine, everyone)
-        edges = np.cumsum([len(entry.operation.rows) for entry in varying])[:-1]
-        return dict(zip((entry.slot for entry in varying), np.split(everyone, edges, axis=1)))
+        edges = np.cumsum([len(slot.operation.rows) for slot in varying])[:-1]
+        return dict(zip((slot.key for slot in varying), np.split(everyone, edges, axis=1)))
 
     # Many arrays at once
 
     def _fused(self, batch: Batch) -> Exchange:
-        begun = perf_counter()
-        burst = self._burst(batch)
-        members = [Member(entry.operation, index) for entry, index in batch.members]
-        first = batch.members[0][0].description
-        if first.kind == "broadcast":
-            yield from self._fused_broadcast(batch, burst, members, first.root, begun)
-            return
-        plain = all(member.plain for member in members)
-        pack(burst, members, plain)
-        settle(members)
+        begun, description = perf_counter(), batch.description
+        burst = batch.burst = batch.burst or self._burst(batch)
+        members = [(slot.operation, index) for slot, index in batch.members]
+        owners = [operation for operation, _ in members]
+        broadcast, sends = description.kind == "broadcast", self.comm.rank == description.root
+        if not broadcast or sends:
+            pack(burst, members)
+            settle(burst, owners)
         packed = perf_counter()
-        label = yield from self.mover.allreduce(burst.whole, burst.whole, ops.NAMES[first.op])
+        if broadcast:
+            label = yield from self.mover.broadcast(burst.whole, description.root)
+        else:
+            label = yield from self.mover.allreduce(burst.whole, burst.whole, ops.NAMES[description.op])
         moved = perf_counter()
-        unpack(burst, members, plain)
-        settle(members)
-        self._account(batch, burst.nbytes, label, begun, packed, moved)
-
-    def _fused_broadcast(self, batch: Batch, burst: Burst, members: list[Member], root: int, begun: float) -> Exchange:
-        sends = self.comm.rank == root
-        if sends:
-            pack(burst, members, all(member.plain for member in members))
-            settle(members)
-        packed = perf_counter()
-        label = yield from self.mover.broadcast(burst.whole, root)
-        moved = perf_counter()
-        for view, member in zip(burst.views, members):
-            if not (sends and member.out is member.array):
-                take(member.out, view, member.operation)
-        settle(members)
+        if broadcast and sends:                          # what is sent from where it is wanted may not even be writable
+            members = [(None if operation.outs[index] is operation.arrays[index] else operation, index)
+                       for operation, index in members]
+        unpack(burst, members)
+        settle(burst, owners)
         self._account(batch, burst.nbytes, label, begun, packed, moved)
 
     def _burst(self, batch: Batch) -> Burst:
-        """Return the places of a batch's arrays; the same as last time for the same operations."""
-        first = batch.members[0][0].description
-        key = (first.kind, first.device, *[entry.signature << 16 | index for entry, index in batch.members])
-        burst = self.bursts.get(key)
-        if burst is None:
-            layout = [(np.dtype(entry.description.dtypes[index]), entry.description.shapes[index])
-                      for entry, index in batch.members]
-            # The elements of a sum lie side by side; a broadcast carries bytes, so each array begins where its dtype wants it.
-            dtype, grain = (layout[0][0], 1) if first.kind == "allreduce" else (np.dtype(np.uint8), 16)
-            space = next((entry.operation.space for entry, _ in batch.members if entry.operation), self.device)
-            burst = Burst(lambda nbytes: self._room(space, nbytes), layout, grain, dtype)
-            self.bursts.put(key, burst)
-        return burst
+        description = batch.description
+        layout = [(np.dtype(slot.description.dtypes[index]), slot.description.shapes[index]) for slot, index in batch.members]
+        # The elements of a sum lie side by side; a broadcast carries bytes, so each array begins where its dtype wants it.
+        dtype, grain = (layout[0][0], 1) if description.kind == "allreduce" else (np.dtype(np.uint8), 16)
+        space = next((slot.operation.space for slot, _ in batch.members if slot.operation), self.device)
+        scaled = any((slot.description.prescale, slot.description.postscale) != (1, 1) for slot, _ in batch.members)
+        return Burst(lambda nbytes: self._room(space, nbytes), layout, grain, dtype, not description.device, scaled)
 
     def _room(self, space: Space, nbytes: int) -> Any:
         """Return the buffer for bursts; made once, for the largest."""
@@ -140,22 +131,22 @@ class Exchanges:
     # One array
 
     def _direct(self, batch: Batch, rows: Rows) -> Exchange:
-        (entry, index), = batch.members
-        operation = entry.operation
-        way = _WAYS[entry.description.kind]
+        (slot, index), = batch.members
+        operation = slot.operation
+        way = _WAYS[slot.description.kind]
         if operation is None or operation.space is HOST or not self.threaded:
-            yield from way(self, batch, entry, index, rows)
+            yield from way(self, batch, slot, index, rows)
             return
         with operation.space.on(operation.stream):       # plans yield nothing, so no other code runs in this context
-            yield from way(self, batch, entry, index, rows)
+            yield from way(self, batch, slot, index, rows)
 
-    def _allreduce(self, batch: Batch, entry: Agreed, index: int, rows: Rows) -> Exchange:
-        begun, description, operation = perf_counter(), entry.description, entry.operation
+    def _allreduce(self, batch: Batch, slot: Slot, index: int, rows: Rows) -> Exchange:
+        begun, description, operation = perf_counter(), slot.description, slot.operation
         if operation is None:                            # this rank has joined
             array = out = self.device.xp.zeros(description.shapes[index], np.dtype(description.dtypes[index]))
             op = ops.NAMES[description.op]
         else:
-            (array, out), op = operation.parts[index], operation.op
+            array, out, op = operation.arrays[index], operation.outs[index], operation.op
             if description.prescale != 1:
                 put(out, array, operation, description.prescale)
                 array = out
@@ -164,54 +155,53 @@ class Exchanges:
         moved = perf_counter()
         if operation is not None and description.postscale != 1:
             take(out, out, operation, description.postscale)
-            settle([Member(operation, index)])
+            settle(None, [operation])
         self._account(batch, array.nbytes, label, begun, packed, moved)
 
-    def _broadcast(self, batch: Batch, entry: Agreed, index: int, rows: Rows) -> Exchange:
-        begun, operation, root = perf_counter(), entry.operation, entry.description.root
-        array, out = operation.parts[index]
+    def _broadcast(self, batch: Batch, slot: Slot, index: int, rows: Rows) -> Exchange:
+        begun, operation, root = perf_counter(), slot.operation, slot.description.root
+        array, out = operation.arrays[index], operation.outs[index]
         if self.comm.rank == root and out is not array:
             put(out, array, operation)
         packed = perf_counter()
         label = yield from self.mover.broadcast(out, root)
         self._account(batch, out.nbytes, label, begun, packed, perf_counter())
 
-    def _reduce_scatter(self, batch: Batch, entry: Agreed, index: int, rows: Rows) -> Exchange:
-        begun, description, operation = perf_counter(), entry.description, entry.operation
-        array, out = operation.parts[0]
+    def _reduce_scatter(self, batch: Batch, slot: Slot, index: int, rows: Rows) -> Exchange:
+        begun, description, operation = perf_counter(), slot.description, slot.operation
+        array, out = operation.arrays[0], operation.outs[0]
         if description.prescale != 1:
-            scaled = operation.space.xp.empty(array.shape, array.dtype)
+            scaled = operation.space.made(array.shape, array.dtype)
             put(scaled, array, operation, description.prescale)
             array = scaled
-        row = prod(array.shape[1:])
-        counts = [share * row for share in balanced(array.shape[0], self.comm.size)]
+        counts = [share * prod(array.shape[1:]) for share in balanced(array.shape[0], self.comm.size)]
         packed = perf_counter()
         label = yield from self.mover.reduce_scatter(array, out, operation.op, counts)
         moved = perf_counter()
         if description.postscale != 1:
             take(out, out, operation, description.postscale)
-            settle([Member(operation, 0)])
+            settle(None, [operation])
         self._account(batch, array.nbytes, label, begun, packed, moved)
 
-    def _allgather(self, batch: Batch, entry: Agreed, index: int, rows: Rows) -> Exchange:
-        begun, operation = perf_counter(), entry.operation
-        array, every = operation.parts[0][0], rows[entry.slot][:, 0].tolist()
+    def _allgather(self, batch: Batch, slot: Slot, index: int, rows: Rows) -> Exchange:
+        begun, operation = perf_counter(), slot.operation
+        array, every = operation.arrays[0], rows[slot.key][:, 0].tolist()
         rest = array.shape[1:]
         out = operation.space.made((sum(every), *rest), array.dtype)
         label = yield from self.mover.allgather(array, out, [count * prod(rest) for count in every])
         operation.result = out
         self._account(batch, out.nbytes, label, begun, begun, perf_counter())
 
-    def _alltoall(self, batch: Batch, entry: Agreed, index: int, rows: Rows) -> Exchange:
-        begun, operation, table = perf_counter(), entry.operation, rows[entry.slot]
-        array, received = operation.parts[0][0], table[:, self.comm.rank]
+    def _alltoall(self, batch: Batch, slot: Slot, index: int, rows: Rows) -> Exchange:
+        begun, operation, table = perf_counter(), slot.operation, rows[slot.key]
+        array, received = operation.arrays[0], table[:, self.comm.rank]
         rest = array.shape[1:]
         out = operation.space.made((int(received.sum()), *rest), array.dtype)
         label = yield from self.mover.alltoall(array[:sum(operation.rows)], out, (table * prod(rest)).tolist())
-        operation.result = out if operation.splits is None else (out, received.copy())
+        operation.result = (out, received.copy()) if operation.splits else out
         self._account(batch, out.nbytes, label, begun, begun, perf_counter())
 
-    def _barrier(self, batch: Batch, entry: Agreed, index: int, rows: Rows) -> Exchange:
+    def _barrier(self, batch: Batch, slot: Slot, index: int, rows: Rows) -> Exchange:
         """Nothing is left to do: all ranks have come."""
         yield from ()
 
@@ -229,7 +219,7 @@ class Exchanges:
             return
         times = begun, packed, moved, end
         _draw(line, "", times, algorithm=label, bytes=nbytes, operations=len(batch.members))
-        for operation in [entry.operation for entry, _ in batch.members if entry.operation is not None]:
+        for operation in [slot.operation for slot, _ in batch.members if slot.operation is not None]:
             line.span(operation.name, "negotiate", operation.submitted, operation.agreed, operation=str(operation.description),
                       bytes=operation.nbytes)
             line.span(operation.name, "queue", operation.agreed, begun)

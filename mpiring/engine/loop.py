@@ -18,8 +18,8 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiring.engine.exchanges import Exchanges
-from mpiring.engine.negotiation import JOIN, NO_NEWS, SEAL, SHUTDOWN, Agreed, Negotiation, News
-from mpiring.engine.operation import Description, Operation
+from mpiring.engine.negotiation import JOIN, NO_NEWS, SHUTDOWN, Negotiation, News, Slot
+from mpiring.engine.operation import SEAL, Description, Operation
 from mpiring.engine.requests import Known
 from mpiring.engine.schedule import parts_of
 from mpiring.engine.settings import Settings
@@ -74,7 +74,7 @@ class Loop:
         self.unsealed: list[Hashable] = []               # with fixed groups, on rank 0: submitted since the last seal
         self.unsealed_bytes = 0
         self.seals: list[tuple] = []
-        self.ripe: dict[Hashable, Agreed] = {}           # with fixed groups: ready, and waiting for its seal
+        self.ripe: dict[Hashable, Slot] = {}           # with fixed groups: ready, and waiting for its seal
         self.sealed: list[tuple] = []
         self.counts: Counter[str] = Counter()
         self.exchanges = Exchanges(comm, threaded, settings.fusion_threshold, self.counts)
@@ -123,7 +123,8 @@ class Loop:
 
     def join(self) -> Operation:
         """Send word that this rank has no more data."""
-        operation = Operation(JOINING, None, [], HOST, JOIN)
+        operation = Operation(JOINING, None, [], [], None, HOST, 0)
+        operation.key = JOIN
         operation.loop = self
         with self.lock:
             self.check_open()
@@ -337,30 +338,34 @@ class Loop:
         found[self.comm.rank] = told                     # so that what was said last is known by identity
         return found
 
-    def _admitted(self, ready: list[Agreed], now: float) -> list[Agreed]:
+    def _admitted(self, ready: list[Slot], now: float) -> list[Slot]:
         """Return what is to be exchanged: without what ranks are at odds about; with fixed groups, only those that are complete."""
         good = []
-        for entry in ready:
-            operation = entry.operation
-            if operation is not None:
-                operation.agreed = now
-            if entry.error is not None:
-                self._finish([operation] if operation else [], entry.error)
-            elif entry.description.kind == SEAL:
-                self.sealed.append(entry.key[1:])
-            elif self._is_grouped(entry):
-                self.ripe[entry.key] = entry
+        for slot in ready:
+            if slot.operation is not None:
+                slot.operation.agreed = now
+            if slot.error is not None:
+                self._finish([slot.operation] if slot.operation else [], slot.error)
+                slot.operation = None
+            elif slot.description.kind == SEAL:
+                self.sealed.append(slot.key[1:])
+            elif self.settings.deterministic and self._is_grouped(slot):
+                self.ripe[slot.key] = slot
             else:
-                good.append(entry)
+                good.append(slot)
+        return good + self._complete_groups() if self.sealed else good
+
+    def _complete_groups(self) -> list[Slot]:
+        found = []
         for keys in [keys for keys in self.sealed if all(key in self.ripe for key in keys)]:
             self.sealed.remove(keys)
-            good += [self.ripe.pop(key) for key in keys]
-        return good
+            found += [self.ripe.pop(key) for key in keys]
+        return found
 
-    def _is_grouped(self, entry: Agreed) -> bool:
+    def _is_grouped(self, slot: Slot) -> bool:
         """Tell whether an operation waits for its fixed group, which rank 0 must be there to name."""
-        return (self.settings.deterministic and entry.description.kind == "allreduce" and 0 not in self.negotiation.joined
-                and any(part.group for part in self.exchanges.parts_of(entry)))
+        return (slot.description.kind == "allreduce" and 0 not in self.negotiation.joined
+                and any(part.group for part in parts_of(slot.description, self.settings.fusion_threshold)))
 
     # How operations end
 
@@ -372,7 +377,6 @@ class Loop:
             if error is not None and operation.error is None:
                 operation.error = error
             if operation.left <= 0:
-                operation.finish()
                 over.append(operation)
         if not over:
             return
@@ -423,7 +427,7 @@ class Loop:
     def free(self) -> None:
         """Let go of what ranks share, once the round in which all learned of the end is over; collective."""
         if self.thread is not None:
-            self.thread.join(max(0.0, self.deadline - perf_counter()) + 1)
+            self.thread.join(LINGER + 1)
         if self.clean:
             self.exchanges.free()
             self.watch.free()

@@ -18,16 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpiring.engine.operation import Description, Operation, shown
+from mpiring.engine.operation import SEAL, Description, Operation, shown
 from mpiring.errors import MismatchError
 
 CAPACITY = 16384
 """Slots that are kept, at least; the least recently used go when there are more and nobody waits for them."""
 
 NO_NEWS, NEWS = 0xFF, 0xFE
-
-SEAL = "seal"
-"""The kind of a slot whose bit rank 0 alone gives: that a burst has its members, for fixed groups."""
 
 JOIN, SHUTDOWN = ("join",), ("shutdown",)
 """News that are about a rank, not an operation."""
@@ -36,35 +33,36 @@ News = list[tuple[Hashable, Any]]
 
 
 class Slot:
-    """A name: what each rank said last that it is; a number that changes with that; the round in which it was ready last.
+    """A name, and what each rank said last that it is.
 
-    alike: whether all ranks said the same.
+    description: what all say. alike: whether they do. signature: a number that changes with what they say, and is no other slot's.
+    used: the round in which it was ready last. operation, error: of this rank, when it is ready; the operation is None on a rank
+    that has joined.
     """
 
-    __slots__ = ("alike", "key", "of", "signature", "used")
+    __slots__ = ("alike", "description", "error", "key", "of", "operation", "signature", "used")
 
     def __init__(self, key: Hashable, description: Description, size: int):
-        self.key, self.of, self.alike, self.signature, self.used = key, [description] * size, True, 0, 0
+        self.key, self.of, self.description, self.alike = key, [description] * size, description, True
+        self.signature = self.used = 0
+        self.operation: Operation | None = None
+        self.error: MismatchError | None = None
 
-
-class Agreed(NamedTuple):
-    """An operation that all ranks are ready for; `operation` is None on a rank that has joined."""
-
-    slot: int
-    signature: int
-    description: Description
-    operation: Operation | None
-    error: MismatchError | None
-    key: Hashable
+    def say(self, rank: int, description: Description, signature: int) -> None:
+        """Take note of what a rank says that this is."""
+        self.of[rank], self.signature = description, signature
+        self.description = self.of[0]
+        self.alike = all(what == description for what in self.of)
 
 
 class Outcome(NamedTuple):
     """What a round has brought, equal on all ranks but for their own operations.
 
-    leaving: ranks that shut the engine down. last: who joined last, if all have by now; met: unnamed operations until then.
+    ready: what all ranks have submitted, in the order of slots. leaving: ranks that shut the engine down. last: who joined last, if
+    all have by now; met: unnamed operations until then.
     """
 
-    ready: list[Agreed]
+    ready: list[Slot]
     leaving: list[int]
     last: int | None
     met: int
@@ -101,13 +99,12 @@ class Negotiation:
         for key in seals:
             if self._submit(key, None) is None:
                 told.append((key, Description(SEAL)))
-        mine = np.frombuffer(self.mine, np.uint8)
-        if self.rank in self.joined:
-            given = np.ones_like(mine)
-        else:
-            given = mine | np.frombuffer(self.standing, np.uint8)
-        head = np.array([NEWS if told else NO_NEWS], np.uint8)
-        return np.concatenate([head, np.packbits(given), np.packbits(mine ^ 1)]), told
+        mine = np.packbits(self.mine)
+        words = np.empty(1 + 2 * mine.size, np.uint8)
+        words[0] = NEWS if told else NO_NEWS
+        words[1:1 + mine.size] = 0xFF if self.rank in self.joined else mine | np.packbits(self.standing)
+        words[1 + mine.size:] = ~mine
+        return words, told
 
     def _submit(self, key: Hashable, operation: Operation | None) -> int | None:
         slot = self.ids.get(key)
@@ -121,13 +118,15 @@ class Negotiation:
     def agree(self, words: np.ndarray, told: Sequence[News] = ()) -> Outcome:
         """Return what a round has brought: from the AND of all words, and every rank's news if there are any."""
         self.round += 1
-        given, idle = (np.unpackbits(part, count=len(self.slots)) for part in np.split(words[1:], 2))
-        absent = set(self.joined)
+        half, absent = words.size // 2, set(self.joined)
+        ready = _ones(words[1:1 + half], len(self.slots))
+        idle = _ones(words[1 + half:], len(self.slots)) if len(self.ids) > self.capacity else []
         leaving, spoken, made = self._hear(told)
-        ready = np.flatnonzero(given).tolist()
         # Of new slots nobody has given a bit yet: who has spoken of one has submitted it.
         ready += [slot for slot in made if len(spoken[slot] | absent) == self.size or self.slots[slot].of[0].kind == SEAL]
-        agreed = [self._settle(slot, absent) for slot in ready if not (0 in absent and self.slots[slot].of[0].kind == SEAL)]
+        if 0 in absent:                                  # who names groups has left
+            ready = [slot for slot in ready if self.slots[slot].of[0].kind != SEAL]
+        agreed = [self._settle(slot, absent) for slot in ready]
         self._forget(idle, spoken)
         last, met = None, 0
         if len(self.joined) == self.size:
@@ -149,13 +148,9 @@ class Negotiation:
                 else:
                     if key not in self.ids:
                         made.append(self._make(key, what))
-                    slot = self.ids[key]
-                    entry = self.slots[slot]
-                    entry.of[rank], entry.signature = what, self.signature + 1
                     self.signature += 1
-                    spoken.setdefault(slot, set()).add(rank)
-        for entry in map(self.slots.__getitem__, spoken):
-            entry.alike = all(what == entry.of[0] for what in entry.of)
+                    self.slots[self.ids[key]].say(rank, what, self.signature)
+                    spoken.setdefault(self.ids[key], set()).add(rank)
         for key, operation in self.fresh.items():
             self.pending[self.ids[key]] = operation
             self.mine[self.ids[key]] = 1
@@ -173,34 +168,30 @@ class Negotiation:
         self.standing[slot] = description.kind == SEAL and self.rank != 0
         return slot
 
-    def _settle(self, slot: int, absent: set[int]) -> Agreed:
+    def _settle(self, index: int, absent: set[int]) -> Slot:
         """Take a slot that all ranks are ready for; see whether they agree what it is."""
-        entry = self.slots[slot]
-        entry.used, self.mine[slot] = self.round, 0
-        operation = self.pending.pop(slot, None)
-        if entry.alike and not absent:
-            return Agreed(slot, entry.signature, entry.of[0], operation, None, entry.key)
+        slot = self.slots[index]
+        slot.used, self.mine[index] = self.round, 0
+        slot.operation, slot.error = self.pending.pop(index, None), None
+        if slot.alike and not absent:
+            return slot
         said: dict[Description, list[int]] = {}
         for rank in range(self.size):
             if rank not in absent:
-                said.setdefault(entry.of[rank], []).append(rank)
-        description = next(iter(said))
-        error = None
+                said.setdefault(slot.of[rank], []).append(rank)
+        slot.description = next(iter(said))
         if len(said) > 1:
-            error = MismatchError(f"{shown(entry.key)}: ranks disagree: " + "; ".join(
+            slot.error = MismatchError(f"{shown(slot.key)}: ranks disagree: " + "; ".join(
                 f"{self.named(ranks)}: {what}" for what, ranks in said.items()))
-        elif absent and description.kind not in ("allreduce", SEAL):
-            error = MismatchError(f"{shown(entry.key)}: {description}, but {self.named(sorted(absent))} joined, and only "
-                                  f"allreduces go on without a rank's data")
-        return Agreed(slot, entry.signature, description, operation, error, entry.key)
+        elif absent and not slot.description.for_absent:
+            slot.error = MismatchError(f"{shown(slot.key)}: {slot.description}, but {self.named(sorted(absent))} joined, and only "
+                                       f"allreduces by MPI's own ops go on without a rank's data")
+        return slot
 
-    def _forget(self, idle: np.ndarray, spoken: dict[int, set[int]]) -> None:
+    def _forget(self, idle: list[int], spoken: dict[int, set[int]]) -> None:
         """Let go of the slots that were not used for longest, of those that nobody had submitted when the round began."""
-        excess = len(self.ids) - self.capacity
-        if excess <= 0:
-            return
-        free = [slot for slot in np.flatnonzero(idle).tolist() if self.slots[slot] is not None and slot not in spoken]
-        for slot in sorted(free, key=lambda slot: self.slots[slot].used)[:excess]:
+        free = [slot for slot in idle if self.slots[slot] is not None and slot not in spoken]
+        for slot in sorted(free, key=lambda slot: self.slots[slot].used)[:len(self.ids) - self.capacity]:
             del self.ids[self.slots[slot].key]
             self.slots[slot], self.standing[slot] = None, 0
             heappush(self.unused, slot)
@@ -209,3 +200,7 @@ class Negotiation:
         """Write ranks by their labels: ranks 0, 2."""
         return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(str(self.labels[rank]) for rank in ranks)}"
 
+
+def _ones(words: np.ndarray, count: int) -> list[int]:
+    """Return the places of the ones among the first bits."""
+    return np.unpackbits(words, count=count).nonzero()[0].tolist()

@@ -6,10 +6,11 @@ from collections.abc import Hashable
 from time import perf_counter
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from mpiring.runtime import ops
 from mpiring.runtime.arrays import Space
-from mpiring.runtime.ops import Operation as Op
+
+SEAL = "seal"
+"""The kind of what only rank 0 submits: word that a fixed group has its members."""
 
 
 class Description(NamedTuple):
@@ -37,6 +38,11 @@ class Description(NamedTuple):
         words += [f"postscale {self.postscale!r}"] if self.postscale != 1 else []
         return " ".join(words)
 
+    @property
+    def for_absent(self) -> bool:
+        """Whether it can go on without the data of ranks that have joined: they must know the op."""
+        return self.kind == SEAL or (self.kind == "allreduce" and self.op in ops.NAMES)
+
     def array(self, index: int) -> str:
         """Write dtype and shape of one array: float32 (3, 4)."""
         lengths = ["*" if length is None else str(length) for length in self.shapes[index]]
@@ -51,67 +57,33 @@ def shown(key: Hashable) -> str:
 class Operation:
     """An operation on its way; callers know it as a handle.
 
-    key: the name, or a number for one without. parts: (array, out) of each array; out is None where it is made late, for its
-    shape is not known yet. done is set last of all.
+    key: the name, or a number for one without. arrays, outs: what goes in, and where the results go; an out is None where it is
+    made late, for its shape is not known yet. result: what synchronize returns. done is set last of all.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "agreed",
-        "description",
-        "done",
-        "error",
-        "given_up",
-        "key",
-        "left",
-        "loop",
-        "op",
-        "parts",
-        "reported",
-        "result",
-        "root",
-        "rows",
-        "single",
-        "space",
-        "splits",
-        "stream",
-        "submitted",
-    )
+    __slots__ = ("__weakref__", "agreed", "arrays", "description", "done", "error", "given_up", "key", "left", "loop", "nbytes",
+                 "op", "outs", "reported", "result", "rows", "space", "splits", "stream", "submitted")
 
-    def __init__(self, description: Description, op: Op | None, parts: list[tuple[Any, Any]], space: Space, key: Any = None,
-                 root: int = 0, splits: list[int] | None = None, single: bool = True):
-        self.key, self.description, self.op, self.parts, self.space = key, description, op, parts, space
-        self.root, self.splits, self.single = root, splits, single
-        self.stream = space.stream()
-        self.left = len(parts)                           # arrays that are not through yet
-        self.done, self.error, self.result = False, None, None
-        self.submitted, self.agreed = perf_counter(), 0.0
-        self.given_up = self.reported = False
+    def __init__(self, description: Description, op: Any, arrays: list[Any], outs: list[Any], result: Any, space: Space,
+                 nbytes: int, stream: Any = None):
+        self.description, self.op, self.arrays, self.outs, self.result = description, op, arrays, outs, result
+        self.space, self.stream, self.nbytes = space, stream, nbytes
+        self.left = len(arrays)                          # arrays that are not through yet
+        self.done = self.given_up = False
+        self.error: BaseException | None = None
+        self.submitted, self.agreed, self.reported = perf_counter(), 0.0, 0.0
 
     @property
     def name(self) -> str:
-        """The name in messages."""
-        return shown(self.key)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its arrays on this rank."""
-        return sum(array.nbytes for array, _ in self.parts)
-
-    def finish(self) -> None:
-        """Take what has been written as the result; nobody is told yet."""
-        if self.result is None and self.error is None:
-            outs = [out for _, out in self.parts]
-            self.result = outs[0] if self.single and outs else outs if outs else None
+        """The name in messages and traces."""
+        return self.key if isinstance(self.key, str) else shown(self.key)
 
     def give_up(self, error: BaseException) -> None:
         """Leave its caller, but not the ranks that may still come: they get what it had to give."""
         self.error, self.given_up = error, True
-        self.parts = [(array.copy(), None if out is None else self._spare(out)) for array, out in self.parts]
-
-    def _spare(self, out: Any) -> Any:
-        return np.empty(out.shape, out.dtype) if isinstance(out, np.ndarray) else out.copy()
+        self.arrays = [array.copy() for array in self.arrays]
+        self.outs = [None if out is None else out.copy() for out in self.outs]
 
     def __repr__(self) -> str:
         state = "failed" if self.error is not None else "done" if self.done else "under way"
-        return f"<{self.description.kind} {self.name}: {state}>"
+        return f"<{self.description.kind} {shown(self.key)}: {state}>"

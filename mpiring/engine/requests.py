@@ -28,7 +28,7 @@ def allreduce(arrays: Sequence[Any], outs: Sequence[Any] | None, op: Any, presca
         found = _op(op, array.dtype, space)
     name = USER_OP if found.user else found.name
     description = Description("allreduce", *_layout(wrapped), name, None, pre, post, space is not HOST)
-    return Operation(description, op, list(zip(wrapped, taken)), space, single=single)
+    return _operation(description, op, wrapped, taken, taken[0] if single else taken, space)
 
 
 class Known(NamedTuple):
@@ -38,11 +38,12 @@ class Known(NamedTuple):
     op: Any
     dtype: np.dtype
     shape: tuple[int, ...]
+    nbytes: int
 
 
 def again(known: Known, array: Any, out: Any, op: Any, prescale: Any, postscale: Any) -> Operation | None:
     """Return an allreduce like one that was checked already, if it is for such an array; None where all must be checked anew."""
-    description, before, dtype, shape = known
+    description, before, dtype, shape, nbytes = known
     if (type(array) is not np.ndarray or array.dtype is not dtype or array.shape != shape or array.base is not None
             or (before is not op and before != op) or prescale != description.prescale or postscale != description.postscale):
         return None
@@ -50,7 +51,7 @@ def again(known: Known, array: Any, out: Any, op: Any, prescale: Any, postscale:
         out = np.empty(shape, dtype)
     elif out is not array or not (array.flags.c_contiguous and array.flags.writeable):
         return None
-    return Operation(description, op, [(array, out)], HOST)
+    return Operation(description, op, [array], [out], out, HOST, nbytes)
 
 
 def broadcast(array: Any, root: Any, out: Any, ranks: Sequence[int], rank: int) -> Operation:
@@ -62,9 +63,8 @@ def broadcast(array: Any, root: Any, out: Any, ranks: Sequence[int], rank: int) 
     sends = ranks[rank] == root
     taken = [wrapped[0]] if out is not None and out is array and sends else _outs(wrapped, [out], space, True)
     _known(wrapped[0].dtype)
-    place = ranks.index(root)
-    return Operation(Description("broadcast", *_layout(wrapped), "", place, device=space is not HOST),
-                     None, [(wrapped[0], taken[0])], space)
+    description = Description("broadcast", *_layout(wrapped), "", ranks.index(root), device=space is not HOST)
+    return _operation(description, None, wrapped, taken, taken[0], space)
 
 
 def reduce_scatter(array: Any, op: Any, prescale: Any, postscale: Any, size: int, rank: int) -> Operation:
@@ -77,7 +77,7 @@ def reduce_scatter(array: Any, op: Any, prescale: Any, postscale: Any, size: int
     out = space.made((rows, *array.shape[1:]), array.dtype)
     description = Description("reduce_scatter", *_layout([array]), USER_OP if found.user else found.name, None, pre, post,
                               space is not HOST)
-    return Operation(description, op, [(array, out)], space)
+    return _operation(description, op, [array], [out], out, space)
 
 
 def allgather(array: Any) -> Operation:
@@ -85,7 +85,7 @@ def allgather(array: Any) -> Operation:
     (array,), space = _wrapped([array], "array")
     _has_rows(array, "allgather")
     _known(array.dtype)
-    operation = Operation(_varying("allgather", array, space), None, [(array, None)], space)
+    operation = _operation(_varying("allgather", array, space), None, [array], [None], None, space)
     operation.rows = [array.shape[0]]
     return operation
 
@@ -96,14 +96,18 @@ def alltoall(array: Any, splits: Any, size: int) -> Operation:
     _has_rows(array, "alltoall")
     _known(array.dtype)
     rows = _splits(splits, array.shape[0], size)
-    operation = Operation(_varying("alltoall", array, space), None, [(array, None)], space, splits=None if splits is None else rows)
-    operation.rows = rows
+    operation = _operation(_varying("alltoall", array, space), None, [array], [None], None, space)
+    operation.rows, operation.splits = rows, splits is not None
     return operation
 
 
 def barrier() -> Operation:
     """Return a meeting of all ranks."""
-    return Operation(Description("barrier"), None, [], HOST)
+    return _operation(Description("barrier"), None, [], [], None, HOST)
+
+
+def _operation(description: Description, op: Any, arrays: list[Any], outs: list[Any], result: Any, space: Space) -> Operation:
+    return Operation(description, op, arrays, outs, result, space, sum(array.nbytes for array in arrays), space.stream())
 
 
 def _splits(splits: Any, length: int, size: int) -> list[int]:

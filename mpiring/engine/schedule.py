@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
-from mpiring.engine.negotiation import Agreed
+from mpiring.engine.negotiation import Slot
 from mpiring.engine.operation import Description
 from mpiring.runtime import ops
 
@@ -18,11 +18,17 @@ DIRECT = 1 << 20
 FUSED = ("allreduce", "broadcast")
 
 
-class Batch(NamedTuple):
-    """One exchange: the arrays (entry, index), which are fused unless `direct`. The entry's description says what it is."""
+class Batch:
+    """One exchange: arrays (slot, index), which are fused unless `direct`, in a burst that is made when it is needed first."""
 
-    members: list[tuple[Agreed, int]]
-    direct: bool
+    def __init__(self, direct: bool):
+        self.members: list[tuple[Slot, int]] = []
+        self.direct, self.burst = direct, None
+
+    @property
+    def description(self) -> Description:
+        """What it is, from the first of its operations; what is fused agrees in all that matters."""
+        return self.members[0][0].description
 
 
 class Part(NamedTuple):
@@ -40,25 +46,23 @@ def parts_of(description: Description, threshold: int) -> list[Part]:
     for dtype, shape in zip(description.dtypes, description.shapes):
         nbytes = prod(shape) * np.dtype(dtype).itemsize
         alone = nbytes > threshold or nbytes >= DIRECT or (description.op not in ops.NAMES and description.kind == "allreduce")
-        group = (description.kind, description.device, *((dtype, description.op) if description.kind == "allreduce"
-                                                         else (description.root,)))
+        alike = (dtype, description.op) if description.kind == "allreduce" else (description.root,)
+        group = description.kind, description.device, *alike
         parts.append(Part(None if alone else group, nbytes))
     return parts
 
 
-def batches(ready: Iterable[Agreed], parts: Callable[[Agreed], list[Part]], threshold: int) -> list[Batch]:
+def batches(ready: Iterable[Slot], threshold: int) -> list[Batch]:
     """Return the exchanges, in the order in which all ranks make them."""
     found: list[Batch] = []
     filling: dict[tuple, tuple[Batch, int]] = {}
-    for entry in ready:
-        for index, (group, nbytes) in enumerate(parts(entry)):
-            if group is None:
-                found.append(Batch([(entry, index)], True))
-                continue
+    for slot in ready:
+        for index, (group, nbytes) in enumerate(parts_of(slot.description, threshold)):
             batch, used = filling.get(group, (None, 0))
-            if batch is None or used + nbytes > threshold:
-                batch, used = Batch([], False), 0
+            if group is None or batch is None or used + nbytes > threshold:
+                batch, used = Batch(group is None), 0
                 found.append(batch)
-            batch.members.append((entry, index))
-            filling[group] = batch, used + nbytes
+            batch.members.append((slot, index))
+            if group is not None:
+                filling[group] = batch, used + nbytes
     return found

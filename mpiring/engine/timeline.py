@@ -139,8 +139,8 @@ class Timeline:
     def _line(self, event: Event) -> str:
         """Return an event as a line, behind those that make its row where that is new; nothing where there are too many rows."""
         track, name, begin, end, args = event
-        start = _microseconds(begin)
-        last = start if end is None else max(start, _microseconds(end))
+        start = round(begin * 1e6)
+        last = start if end is None else max(start, round(end * 1e6))
         row, made = self._row(track, start, end is None)
         if row is None:
             return made
@@ -153,10 +153,10 @@ class Timeline:
 
     def _row(self, track: str, start: int, instant: bool) -> tuple[list[int] | None, str]:
         """Return a row of the track where nothing lasts longer than start, and what makes it where it is new."""
-        rows = self._rows.get(track, [])
-        free = next((row for row in rows if row[1] <= start or instant), None)
-        if free is not None:
-            return free, ""
+        rows = self._rows.get(track, ())
+        for row in rows:
+            if row[1] <= start or instant:
+                return row, ""
         if len(rows) >= LANES or (not rows and len(self._rows) > MOST_TRACKS):
             return None, self._too_many(start)
         shown = track or ENGINE
@@ -197,10 +197,6 @@ def epoch() -> int:
         before, wall, after = perf_counter_ns(), time_ns(), perf_counter_ns()
         readings.append((after - before, wall - (before + after) // 2))
     return round(min(readings)[1] / 1000)
-
-
-def _microseconds(seconds: float) -> int:
-    return round(seconds * 1e6)
 
 
 def _put(file: int, data: bytes, place: int) -> None:

@@ -1,13 +1,15 @@
-"""Train a neural network in NumPy on all ranks: data-parallel, gradients averaged by mpiring.ring_allreduce.
+"""Train a neural network in NumPy on all ranks: data-parallel, gradients summed by mpiring's engine while others are computed.
 
     mpirun -np 4 python examples/train_numpy.py
 
-One hidden layer, on scikit-learn's digits. Every rank takes its part of every batch; the gradients of all layers lie in one
-vector, so one allreduce a batch sums them. The weights come out as on one rank, but for rounding.
+One hidden layer, on scikit-learn's digits. Every rank takes its part of every batch. Backward yields the last layer's gradients
+first: each is handed to the engine as soon as it exists, and awaited only when all are needed. The weights come out as on one rank,
+but for rounding.
 """
 
 import argparse
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 from mpi4py import MPI
@@ -58,27 +60,31 @@ def train(pixels: np.ndarray, digits: np.ndarray, options: argparse.Namespace, c
     """Return the weights after gradient descent; every rank goes through the same batches, and sees its part of each."""
     random = np.random.default_rng(1)       # the same on all ranks, so they begin alike and shuffle alike
     weights = np.concatenate([(random.standard_normal(shape) / np.sqrt(shape[0]) * (len(shape) > 1)).ravel() for shape in SHAPES])
-    gradients = np.empty_like(weights)
-    for _ in range(options.epochs):
-        order = random.permutation(len(digits))
-        for start in range(0, len(order), options.batch):
-            batch = order[start:start + options.batch]
-            mine = batch[comm.rank::comm.size]
-            add_up(weights, pixels[mine], digits[mine], gradients)
-            # Sums over images, not means: an average of the ranks' means would be wrong where their parts differ in size.
-            mpiring.ring_allreduce(gradients, comm=comm)
-            weights -= options.rate / len(batch) * gradients
+    with mpiring.Engine(comm) as engine:
+        for _ in range(options.epochs):
+            order = random.permutation(len(digits))
+            for start in range(0, len(order), options.batch):
+                batch = order[start:start + options.batch]
+                mine = batch[comm.rank::comm.size]
+                step = options.rate / len(batch)
+                # Sums over images, not means: an average of the ranks' means would be wrong where their parts differ in size.
+                handles = {layer: engine.allreduce_async(gradient, gradient, name=f"layer {layer}")
+                           for layer, gradient in backward(weights, pixels[mine], digits[mine])}
+                for layer, handle in handles.items():
+                    layers(weights)[layer] -= step * engine.synchronize(handle)
     return weights
 
 
-def add_up(weights: np.ndarray, pixels: np.ndarray, digits: np.ndarray, gradients: np.ndarray) -> None:
-    """Write the gradients of the cross entropy, summed over some images (or none)."""
+def backward(weights: np.ndarray, pixels: np.ndarray, digits: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield each layer's number, and its gradient of the cross entropy, summed over some images (or none); the last layer first."""
     hidden, odds = forward(weights, pixels)
     odds[np.arange(len(digits)), digits] -= 1
+    yield 3, odds.sum(axis=0)
+    yield 2, hidden.T @ odds
     _, _, out, _ = layers(weights)
     back = odds @ out.T * (1 - hidden ** 2)
-    for target, value in zip(layers(gradients), (pixels.T @ back, back.sum(axis=0), hidden.T @ odds, odds.sum(axis=0))):
-        target[...] = value
+    yield 1, back.sum(axis=0)
+    yield 0, pixels.T @ back
 
 
 def forward(weights: np.ndarray, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -36,30 +36,29 @@ class Burst:
         self.host, self.plain = host, host and not scaled and max(sizes) < LONG
 
 
-Members = Sequence[tuple[Any, int]]
-"""Arrays by their operations and numbers there; the operation is None on a rank that has joined."""
+def pack(burst: Burst, owners: Sequence[Any], indexes: Sequence[int]) -> None:
+    """Fill a burst: with the arrays of these operations, by their numbers there, times their factors.
 
-
-def pack(burst: Burst, members: Members) -> None:
-    """Fill a burst, with arrays times their factors; with zeros where this rank has joined."""
-    if burst.plain and (None, 0) not in members:
-        for view, (operation, index) in zip(burst.views, members):
+    An operation is None on a rank that has joined, which adds zeros.
+    """
+    if burst.plain and None not in owners:
+        for view, operation, index in zip(burst.views, owners, indexes):
             np.copyto(view, operation.arrays[index])
         return
-    for view, (operation, index) in zip(burst.views, members):
+    for view, operation, index in zip(burst.views, owners, indexes):
         if operation is None:
             view[...] = 0
         else:
             put(view, operation.arrays[index], operation, operation.description.prescale)
 
 
-def unpack(burst: Burst, members: Members) -> None:
+def unpack(burst: Burst, owners: Sequence[Any], indexes: Sequence[int]) -> None:
     """Empty a burst into the arrays that take the results, times their factors."""
-    if burst.plain and (None, 0) not in members:
-        for view, (operation, index) in zip(burst.views, members):
+    if burst.plain and None not in owners:
+        for view, operation, index in zip(burst.views, owners, indexes):
             np.copyto(operation.outs[index], view)
         return
-    for view, (operation, index) in zip(burst.views, members):
+    for view, operation, index in zip(burst.views, owners, indexes):
         if operation is not None:
             take(operation.outs[index], view, operation, operation.description.postscale)
 

@@ -91,11 +91,10 @@ class Exchanges:
     def _fused(self, batch: Batch) -> Exchange:
         begun, description = perf_counter(), batch.description
         burst = batch.burst = batch.burst or self._burst(batch)
-        members = [(slot.operation, index) for slot, index in batch.members]
-        owners = [operation for operation, _ in members]
+        owners, indexes = [slot.operation for slot, _ in batch.members], [index for _, index in batch.members]
         broadcast, sends = description.kind == "broadcast", self.comm.rank == description.root
         if not broadcast or sends:
-            pack(burst, members)
+            pack(burst, owners, indexes)
             settle(burst, owners)
         packed = perf_counter()
         if broadcast:
@@ -104,9 +103,9 @@ class Exchanges:
             label = yield from self.mover.allreduce(burst.whole, burst.whole, ops.NAMES[description.op])
         moved = perf_counter()
         if broadcast and sends:                          # what is sent from where it is wanted may not even be writable
-            members = [(None if operation.outs[index] is operation.arrays[index] else operation, index)
-                       for operation, index in members]
-        unpack(burst, members)
+            owners = [None if operation.outs[index] is operation.arrays[index] else operation
+                      for operation, index in zip(owners, indexes)]
+        unpack(burst, owners, indexes)
         settle(burst, owners)
         self._account(batch, burst.nbytes, label, begun, packed, moved)
 

@@ -73,7 +73,7 @@ class Timeline:
         """Write what is new; a file that cannot be written any more ends here, with a warning."""
         if not self._events:
             return
-        if os.getpid() != self._process:
+        if self._forked():
             self._events.clear()
             return
         with self._lock:
@@ -85,13 +85,17 @@ class Timeline:
     def close(self) -> None:
         """Flush, and close the file; what comes later goes nowhere."""
         self.flush()
-        with self._lock:
-            self._shut()
+        if not self._forked():                           # where another thread may have held the lock for ever
+            with self._lock:
+                self._shut()
 
     def _add(self, event: Event) -> None:
         self._events.append(event)                       # no lock: the list's own is enough
         if len(self._events) >= BUFFERED:
             self.flush()
+
+    def _forked(self) -> bool:
+        return os.getpid() != self._process
 
     def _shut(self) -> None:
         if self._file is not None:

@@ -270,6 +270,8 @@ class Engine:
         if made.included:
             made.loop = Loop(comm, made.ranks, self.settings, self.threaded)
             made.loop.exchanges.timeline = self._timeline
+            if made is not self.everybody:
+                made.loop.exchanges.suffix = f" of ranks {', '.join(map(str, made.ranks))}"
         self._sets.append(made)
 
     def _close(self, sets: list[ProcessSet]) -> None:

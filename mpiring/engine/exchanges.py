@@ -46,6 +46,7 @@ class Exchanges:
         self.comm, self.threaded, self.threshold, self.counts = comm, threaded, threshold, counts
         self.mover: Plans | Requests = Plans(comm) if threaded else Requests(comm)
         self.timeline: Any = None
+        self.suffix = ""                                 # of a process set's rows in a timeline
         self.rooms: dict[Space, Any] = {}
         self.known = Cache(PLACES)
         self.device: Space = HOST                        # the GPU whose arrays were exchanged last
@@ -217,12 +218,22 @@ class Exchanges:
         if line is None:
             return
         times = begun, packed, moved, end
-        _draw(line, "", times, algorithm=label, bytes=nbytes, operations=len(batch.members))
-        for operation in [slot.operation for slot, _ in batch.members if slot.operation is not None]:
-            line.span(operation.name, "negotiate", operation.submitted, operation.agreed, operation=str(operation.description),
-                      bytes=operation.nbytes)
-            line.span(operation.name, "queue", operation.agreed, begun)
-            _draw(line, operation.name, times, algorithm=label)
+        _draw(line, "", times, algorithm=label, bytes=nbytes, operations=len(batch.members), kind=batch.description.kind,
+              ranks=self.comm.size)
+        for slot in dict.fromkeys(slot for slot, _ in batch.members if slot.operation is not None):
+            operation = slot.operation
+            track = self._track(operation)
+            if not operation.drawn:
+                operation.drawn = True
+                line.span(track, "negotiate", operation.submitted, operation.agreed, operation=str(operation.description),
+                          bytes=operation.nbytes, round=slot.used)
+                line.span(track, "queue", operation.agreed, begun)
+            _draw(line, track, times, algorithm=label)
+
+    def _track(self, operation: Operation) -> str:
+        """Return the row of an operation in a timeline: one for all without a name, and its own in each process set."""
+        name = operation.key if isinstance(operation.key, str) else f"unnamed {operation.description.kind}"
+        return f"{name or repr(name)}{self.suffix}"
 
 
 def _draw(line: Any, track: str, times: Sequence[float], **about: Any) -> None:

@@ -61,22 +61,17 @@ class Operation:
     made late, for its shape is not known yet. result: what synchronize returns. done is set last of all.
     """
 
-    __slots__ = ("__weakref__", "agreed", "arrays", "description", "done", "error", "given_up", "key", "left", "loop", "nbytes",
-                 "op", "outs", "reported", "result", "rows", "space", "splits", "stream", "submitted")
+    __slots__ = ("__weakref__", "agreed", "arrays", "description", "done", "drawn", "error", "given_up", "key", "left", "loop",
+                 "nbytes", "op", "outs", "reported", "result", "rows", "space", "splits", "stream", "submitted")
 
     def __init__(self, description: Description, op: Any, arrays: list[Any], outs: list[Any], result: Any, space: Space,
                  nbytes: int, stream: Any = None):
         self.description, self.op, self.arrays, self.outs, self.result = description, op, arrays, outs, result
         self.space, self.stream, self.nbytes = space, stream, nbytes
         self.left = len(arrays)                          # arrays that are not through yet
-        self.done = self.given_up = False
+        self.done = self.given_up = self.drawn = False
         self.error: BaseException | None = None
         self.submitted, self.agreed, self.reported = perf_counter(), 0.0, 0.0
-
-    @property
-    def name(self) -> str:
-        """The name in messages and traces."""
-        return self.key if isinstance(self.key, str) else shown(self.key)
 
     def give_up(self, error: BaseException) -> None:
         """Leave its caller, but not the ranks that may still come: they get what it had to give."""

@@ -33,6 +33,7 @@ class Burst:
         self.views = [buffer[start:start + size].view(each).reshape(shape)
                       for start, size, (each, shape) in zip(starts, sizes, layout)]
         self.whole = buffer[:self.nbytes].view(dtype)
+        self.move: Callable[[], Any] | None = None       # what exchanges it, once that is known
         self.host, self.plain = host, host and not scaled and max(sizes) < LONG
 
 

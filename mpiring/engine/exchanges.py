@@ -98,10 +98,9 @@ class Exchanges:
             pack(burst, owners, indexes)
             settle(burst, owners)
         packed = perf_counter()
-        if broadcast:
-            label = yield from self.mover.broadcast(burst.whole, description.root)
-        else:
-            label = yield from self.mover.allreduce(burst.whole, burst.whole, ops.NAMES[description.op])
+        if burst.move is None:
+            burst.move = self.mover.repeated(burst.whole, ops.NAMES.get(description.op), description.root)
+        label = yield from burst.move()
         moved = perf_counter()
         if broadcast and sends:                          # what is sent from where it is wanted may not even be writable
             owners = [None if operation.outs[index] is operation.arrays[index] else operation

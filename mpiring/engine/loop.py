@@ -25,7 +25,6 @@ from mpiring.engine.schedule import parts_of
 from mpiring.engine.settings import Settings
 from mpiring.engine.stall import Watch
 from mpiring.errors import ShutdownError
-from mpiring.runtime.arrays import HOST
 
 SPIN = 2e-4
 """Seconds for which a thread that waits for others gives its core away between looks before it sleeps."""
@@ -71,7 +70,8 @@ class Loop:
         self.closed: BaseException | None = None         # why nothing can be submitted any more
         self.deadline = float("inf")
         self.empty_since: float | None = None
-        self.unsealed: list[Hashable] = []               # with fixed groups, on rank 0: submitted since the last seal
+        self.groups = settings.deterministic and comm.rank == 0      # whether this rank's program says what is fused
+        self.unsealed: list[Hashable] = []               # then: submitted since the last seal
         self.unsealed_bytes = 0
         self.seals: list[tuple] = []
         self.ripe: dict[Hashable, Slot] = {}           # with fixed groups: ready, and waiting for its seal
@@ -92,18 +92,19 @@ class Loop:
         """Send an operation on its way; ValueError where its name is on its way already."""
         operation.loop = self
         with self.lock:
-            self.check_open()
-            if operation.key is None:
-                operation.key = self.unnamed % UNNAMED
+            if self.closed is not None:
+                self.check_open()
+            key = operation.key
+            if key is None:
+                operation.key = key = self.unnamed % UNNAMED
                 self.unnamed += 1
-                if self.held or operation.key in self.flight:
+                if self.held or key in self.flight:
                     self.held.append(operation)
                     return operation
-            elif operation.key in self.flight:
-                other = self.flight[operation.key]
-                why = "was given up, but other ranks may still come for it" if other.given_up else "is on its way already"
-                raise ValueError(f"an operation with the name {operation.key!r} {why}: synchronize it first, or use another name")
-            self._enqueue(operation)
+            elif key in self.flight:
+                why = "was given up, but others may still come for it" if self.flight[key].given_up else "is on its way already"
+                raise ValueError(f"an operation with the name {key!r} {why}: synchronize it first, or use another name")
+            self._enqueue(key, operation)
         return operation
 
     def check_open(self) -> None:
@@ -111,11 +112,11 @@ class Loop:
         if self.closed is not None:
             raise type(self.closed)(str(self.closed))
 
-    def _enqueue(self, operation: Operation) -> None:
-        self.flight[operation.key] = operation
+    def _enqueue(self, key: Hashable, operation: Operation) -> None:
+        self.flight[key] = operation
         self.queue.append(operation)
         self.queued += operation.nbytes
-        if self.settings.deterministic and self.comm.rank == 0:
+        if self.groups:
             self._group(operation)
         if self.asleep:
             self.asleep = False
@@ -123,7 +124,7 @@ class Loop:
 
     def join(self) -> Operation:
         """Send word that this rank has no more data."""
-        operation = Operation(JOINING, None, [], [], None, HOST, 0)
+        operation = Operation(JOINING, None, [], [], None, 0)
         operation.key = JOIN
         operation.loop = self
         with self.lock:
@@ -387,7 +388,7 @@ class Loop:
                 del self.flight[operation.key]
                 operation.done = True
             while self.held and self.held[0].key not in self.flight:
-                self._enqueue(self.held.popleft())
+                self._enqueue(self.held[0].key, self.held.popleft())
             if self.waiters:
                 self.finished.notify_all()
 

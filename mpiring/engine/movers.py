@@ -8,7 +8,7 @@ which the caller tests. Both are generators that yield the requests to wait for,
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,11 +65,20 @@ class Plans:
         """Give all ranks the root's array."""
         return self._run("broadcast", array, array, None, None, root)
 
-    def _run(self, collective: str, send: Any, recv: Any, op: Any, counts: Any = None, root: int = 0) -> Moves:
+    def repeated(self, array: Any, op: Any, root: int | None) -> Callable[[], Moves]:
+        """Return what moves an array in place, over and over again: a broadcast where there is a root, else an allreduce."""
+        plan = self._plan("allreduce" if root is None else "broadcast", array, array, op, None, root or 0)
+        return lambda: self._call(plan)
+
+    def _run(self, *arguments: Any) -> Moves:
+        return self._call(self._plan(*arguments))
+
+    def _plan(self, collective: str, send: Any, recv: Any, op: Any, counts: Any = None, root: int = 0) -> Any:
         arguments = parse(collective, AUTO, send, None if recv is send else recv, op, self.comm, counts, root)
         plan = self.channel.plans.get(arguments.key)
-        if plan is None or plan.gone:
-            plan = plan_for(arguments)
+        return plan_for(arguments) if plan is None or plan.gone else plan
+
+    def _call(self, plan: Any) -> Moves:
         plan()
         return plan.algorithm if plan.path in ("", "native", "messages") else f"{plan.algorithm} ({plan.path})"
         yield                                            # a generator, like its siblings below
@@ -84,6 +93,10 @@ class Requests:
     def room(self, space: Space, nbytes: int) -> np.ndarray:
         """Make the buffer that arrays are fused in."""
         return space.host_scratch(nbytes)
+
+    def repeated(self, array: np.ndarray, op: Any, root: int | None) -> Callable[[], Moves]:
+        """As Plans."""
+        return (lambda: self.allreduce(array, array, op)) if root is None else (lambda: self.broadcast(array, root))
 
     def allreduce(self, send: np.ndarray, recv: np.ndarray, op: Any) -> Moves:
         """As Plans."""

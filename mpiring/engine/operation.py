@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from mpiring.runtime import ops
-from mpiring.runtime.arrays import Space
+from mpiring.runtime.arrays import HOST, Space
 
 SEAL = "seal"
 """The kind of what only rank 0 submits: word that a fixed group has its members."""
@@ -61,17 +61,22 @@ class Operation:
     made late, for its shape is not known yet. result: what synchronize returns. done is set last of all.
     """
 
-    __slots__ = ("__weakref__", "agreed", "arrays", "description", "done", "drawn", "error", "given_up", "key", "left", "loop",
-                 "nbytes", "op", "outs", "reported", "result", "rows", "space", "splits", "stream", "submitted")
+    # What most operations never set, so that each takes little time to make.
+    op: Any = None
+    space: Space = HOST
+    stream: Any = None
+    left = 1
+    """Arrays that are not through yet."""
+    rows: list[int] | None = None
+    splits = done = given_up = drawn = False
+    agreed = reported = 0.0
+    error: BaseException | None = None
+    loop: Any = None
 
-    def __init__(self, description: Description, op: Any, arrays: list[Any], outs: list[Any], result: Any, space: Space,
-                 nbytes: int, stream: Any = None):
+    def __init__(self, description: Description, op: Any, arrays: list[Any], outs: list[Any], result: Any, nbytes: int):
         self.description, self.op, self.arrays, self.outs, self.result = description, op, arrays, outs, result
-        self.space, self.stream, self.nbytes = space, stream, nbytes
-        self.left = len(arrays)                          # arrays that are not through yet
-        self.done = self.given_up = self.drawn = False
-        self.error: BaseException | None = None
-        self.submitted, self.agreed, self.reported = perf_counter(), 0.0, 0.0
+        self.nbytes, self.submitted = nbytes, perf_counter()
+        self.key: Any = None
 
     def give_up(self, error: BaseException) -> None:
         """Leave its caller, but not the ranks that may still come: they get what it had to give."""

@@ -51,7 +51,7 @@ def again(known: Known, array: Any, out: Any, op: Any, prescale: Any, postscale:
         out = np.empty(shape, dtype)
     elif out is not array or not (array.flags.c_contiguous and array.flags.writeable):
         return None
-    return Operation(description, op, [array], [out], out, HOST, nbytes)
+    return Operation(description, op, [array], [out], out, nbytes)
 
 
 def broadcast(array: Any, root: Any, out: Any, ranks: Sequence[int], rank: int) -> Operation:
@@ -107,7 +107,9 @@ def barrier() -> Operation:
 
 
 def _operation(description: Description, op: Any, arrays: list[Any], outs: list[Any], result: Any, space: Space) -> Operation:
-    return Operation(description, op, arrays, outs, result, space, sum(array.nbytes for array in arrays), space.stream())
+    operation = Operation(description, op, arrays, outs, result, sum(array.nbytes for array in arrays))
+    operation.space, operation.stream, operation.left = space, space.stream(), len(arrays)
+    return operation
 
 
 def _splits(splits: Any, length: int, size: int) -> list[int]:

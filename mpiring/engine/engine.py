@@ -5,18 +5,17 @@ from __future__ import annotations
 import atexit
 import os
 import pickle
-import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from mpiring.engine import requests
-from mpiring.engine.loop import Loop, nap
+from mpiring.engine.driver import Interrupts, drive
+from mpiring.engine.loop import Loop
 from mpiring.engine.operation import Operation
 from mpiring.engine.process_sets import ProcessSet, checked
 from mpiring.engine.settings import read
@@ -220,25 +219,22 @@ class Engine:
         """
         if not handle.done:
             self._check_process("synchronize")
-            if self.threaded:
-                handle.loop.wait(handle)
-            else:
-                self._drive(lambda: handle.done)
+            handle.loop.seal()
+            self._wait(handle.loop, lambda: handle.done)
         if handle.error is not None:
             raise type(handle.error)(*handle.error.args)
         return handle.result
 
-    def _drive(self, over: Callable[[], bool]) -> None:
-        """Move all operations on, in this thread, until something is over."""
-        for loop in self._loops():
-            loop.seal()
-        begun = perf_counter()
-        while True:
-            for loop in self._loops():
-                loop.advance()
-            if over():
-                return
-            time.sleep(nap(perf_counter() - begun))
+    def _wait(self, loop: Loop, over: Callable[[], bool]) -> None:
+        """Wait until something is over. Where the engine has no thread, nobody but this one moves the other process sets on."""
+        if self.threaded:
+            loop.driver.wait(over)
+            return
+        loops = self._loops()
+        for other in loops:
+            other.seal()
+        with Interrupts() as interrupts:
+            drive(loops, lambda: over() or interrupts.caught)
 
     # Process sets
 
@@ -278,8 +274,8 @@ class Engine:
         loops = [found.loop for found in sets if found.loop is not None]
         for loop in loops:
             loop.leave()
-        if not self.threaded:
-            self._drive(lambda: all(loop.ended for loop in loops))
+        for loop in loops:
+            self._wait(loop, lambda loop=loop: loop.ended)
         for loop in loops:
             loop.free()
             self._past.update(loop.counts)

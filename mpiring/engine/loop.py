@@ -1,15 +1,12 @@
 """One process set's operations on their way: submitted by callers, agreed among the ranks round by round, exchanged, handed back.
 
-A round is a generator that yields MPI requests. The set's own thread drives it, and waits: spinning first, then asleep for longer
-and longer. Where MPI is not for several threads, the caller's thread drives it from poll and synchronize instead.
+A round is a generator that yields MPI requests, so whichever thread drives it can leave it there, and another one go on.
 """
 
 from __future__ import annotations
 
-import ctypes
 import pickle
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Generator, Hashable, Sequence
 from time import perf_counter
@@ -17,6 +14,7 @@ from time import perf_counter
 import numpy as np
 from mpi4py import MPI
 
+from mpiring.engine.driver import Driver, nap
 from mpiring.engine.exchanges import Exchanges
 from mpiring.engine.negotiation import JOIN, NO_NEWS, SHUTDOWN, Negotiation, News, Slot
 from mpiring.engine.operation import SEAL, Description, Operation
@@ -26,17 +24,8 @@ from mpiring.engine.settings import Settings
 from mpiring.engine.stall import Watch
 from mpiring.errors import ShutdownError
 
-SPIN = 2e-4
-"""Seconds for which a thread that waits for others gives its core away between looks before it sleeps."""
-
-PATIENCE, NAP, LONG_NAP = 16, 1e-3, 5e-3
-"""A sleep between looks takes a PATIENCEth of the time waited so far, but no longer than a NAP, after a second a LONG_NAP."""
-
 LINGER = 3.0
 """Seconds that a rank which shuts down waits for the others to take part."""
-
-GATHERED = 5
-"""Cycle times that pass at most before a round begins, while operations go on coming."""
 
 UNNAMED = 256
 """Operations without a name that are on their way at most; later ones are held back until there is room."""
@@ -58,33 +47,32 @@ class Loop:
         self.comm, self.settings, self.labels, self.threaded = comm, settings, labels, threaded
         self.negotiation = Negotiation(comm.rank, labels)
         self.lock = threading.Lock()
-        self.work, self.finished = threading.Condition(self.lock), threading.Condition(self.lock)
         self.queue: list[Operation] = []                 # submitted, and not in a round yet
         self.queued = 0                                  # bytes of these
         self.flight: dict[Hashable, Operation] = {}      # all that are on their way, by name
         self.held: deque[Operation] = deque()            # unnamed, and no room
         self.recent: dict[str, Known] = {}               # what was checked last under a name
-        self.unnamed = self.waiters = 0
+        self.unnamed = self.moved = 0
         self.news: News = []
-        self.asleep = self.leaving = self.ended = False
+        self.leaving = self.ended = self.clean = False
         self.closed: BaseException | None = None         # why nothing can be submitted any more
         self.deadline = float("inf")
-        self.empty_since: float | None = None
+        self.empty_since: float | None = None            # when rounds began to bring nothing
+        self.rested = 0.0
         self.groups = settings.deterministic and comm.rank == 0      # whether this rank's program says what is fused
         self.unsealed: list[Hashable] = []               # then: submitted since the last seal
         self.unsealed_bytes = 0
         self.seals: list[tuple] = []
-        self.ripe: dict[Hashable, Slot] = {}           # with fixed groups: ready, and waiting for its seal
+        self.ripe: dict[Hashable, Slot] = {}             # with fixed groups: ready, and waiting for its seal
         self.sealed: list[tuple] = []
         self.counts: Counter[str] = Counter()
         self.exchanges = Exchanges(comm, threaded, settings.fusion_threshold, self.counts)
         self.watch = Watch(self)
         self.running: Round | None = None
         self.request: MPI.Request | None = None
-        self.thread: threading.Thread | None = None
-        if threaded:
-            self.thread = threading.Thread(target=self._run, name="mpiring-engine", daemon=True)
-            self.thread.start()
+        self.driver = Driver(self, threaded)
+        if self.driver.thread is not None:
+            self.driver.thread.start()
 
     # What callers do
 
@@ -118,9 +106,8 @@ class Loop:
         self.queued += operation.nbytes
         if self.groups:
             self._group(operation)
-        if self.asleep:
-            self.asleep = False
-            self.work.notify()
+        if self.driver.asleep:
+            self.driver.wake()
 
     def join(self) -> Operation:
         """Send word that this rank has no more data."""
@@ -134,7 +121,7 @@ class Loop:
             self._seal()
             self.flight[JOIN] = operation
             self.news.append((JOIN, self.unnamed))
-            self._wake()
+            self.driver.wake()
         return operation
 
     def under_way(self) -> list[Operation]:
@@ -142,24 +129,12 @@ class Loop:
         with self.lock:
             return [operation for key, operation in self.flight.items() if key != JOIN and not operation.done]
 
-    def wait(self, operation: Operation) -> None:
-        """Wait until an operation is done."""
-        with self.lock:
-            self._seal()
-            self.waiters += 1
-            self._wake()
-            try:
-                while not operation.done:
-                    self.finished.wait()
-            finally:
-                self.waiters -= 1
-
     def seal(self) -> None:
         """Let what was submitted so far be a group, where groups are fixed."""
         if self.unsealed:
             with self.lock:
                 self._seal()
-                self._wake()
+                self.driver.wake()
 
     def leave(self, linger: float = LINGER) -> None:
         """Begin to shut down; the others learn of it."""
@@ -170,11 +145,7 @@ class Loop:
                 self.closed = self.closed or ShutdownError("the engine has been shut down")
                 self.deadline = perf_counter() + linger
                 self.news.append((SHUTDOWN, None))
-                self._wake()
-
-    def _wake(self) -> None:
-        self.asleep = False
-        self.work.notify()
+                self.driver.wake()
 
     def _group(self, operation: Operation) -> None:
         """Note what belongs to a fixed group: rank 0's program says what, by the order in which it submits."""
@@ -190,36 +161,47 @@ class Loop:
             self.seals.append((SEAL, *self.unsealed))
             self.unsealed, self.unsealed_bytes = [], 0
 
-    # What drives a round
+    # What moves on
 
-    def _run(self) -> None:
-        """Be the set's thread."""
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.flight or self.news or self.seals or self.running)
+
+    def advance(self) -> int:
+        """Do what can be done without waiting; return a number that changes when something has come about."""
         try:
             with np.errstate(all="ignore"):
-                while self._await_work():
-                    for request in self._round():
-                        self._wait(request)
+                while self._has_request():
+                    if not self.request.Test():
+                        self._check_deadline()
+                        break
+                    self.request = None
         except _Abandoned:
             self._end(ShutdownError("the engine has been shut down"))
         except BaseException as error:
             self._end(error, broken=True)
+            if not isinstance(error, Exception):
+                raise
+        return self.moved
 
-    def _await_work(self) -> bool:
-        """Sleep while there is nothing to do; False when there never will be."""
-        with self.lock:
-            while not (self.ended or self.queue or self.news or self.seals):
+    def _check_deadline(self) -> None:
+        if perf_counter() > self.deadline:
+            _LEFT_BEHIND.append(self.request)            # MPI may write into its buffers as long as the process lives
+            raise _Abandoned
+
+    def _has_request(self) -> bool:
+        """Go on with the round until it needs MPI; begin one if there is something to do."""
+        while self.request is None:
+            if self.running is None:
                 pause = self._pause()
-                if pause == 0:
-                    break
-                self.asleep = True
-                if not self.work.wait(pause):
-                    break
-            if self.ended:
-                return False
-            if self.queue and not (self.waiters or self.leaving or self.news):
-                self._gather_more()
-            self.asleep = False
-        self.watch.look()
+                due = pause is not None and perf_counter() - self.rested >= pause
+                if self.ended or not (self.queue or self.news or self.seals or due):
+                    return False
+                self.running = self._round()
+            self.request = next(self.running, None)
+            if self.request is None:
+                self.running, self.rested = None, perf_counter()
         return True
 
     def _pause(self) -> float | None:
@@ -229,68 +211,6 @@ class Loop:
         if self.empty_since is None:
             return 0
         return nap(perf_counter() - self.empty_since)
-
-    def _gather_more(self) -> None:
-        """Let more operations join the first one, while they come in quick succession; unless somebody waits, or a burst is full.
-
-        To begin among submissions would be slow: the two threads would take the interpreter from each other at every step.
-        """
-        until = perf_counter() + GATHERED * self.settings.cycle_time
-        seen = 0
-        while len(self.queue) > seen and not self.waiters and self.queued < self.settings.fusion_threshold:
-            seen = len(self.queue)
-            left = min(self.settings.cycle_time, until - perf_counter())
-            if left <= 0 or self.work.wait(left):
-                return
-
-    def _wait(self, request: MPI.Request) -> None:
-        begun = perf_counter()
-        while not request.Test():
-            waited = perf_counter() - begun
-            if waited < SPIN:
-                give_way()
-            else:
-                time.sleep(nap(waited))
-                self._check_deadline(request)
-                self.watch.look()
-
-    def _check_deadline(self, request: MPI.Request) -> None:
-        if perf_counter() > self.deadline:
-            _LEFT_BEHIND.append(request)                 # MPI may write into its buffers as long as the process lives
-            raise _Abandoned
-
-    def advance(self) -> None:
-        """Do what can be done without waiting, in the caller's thread."""
-        try:
-            with np.errstate(all="ignore"):
-                while self._has_request():
-                    if not self.request.Test():
-                        self._check_deadline(self.request)
-                        break
-                    self.request = None
-            self.watch.look()
-        except _Abandoned:
-            self._end(ShutdownError("the engine has been shut down"))
-        except BaseException as error:
-            self._end(error, broken=True)
-            if not isinstance(error, Exception):
-                raise
-
-    def _has_request(self) -> bool:
-        """Go on with the round until it needs MPI; begin one if there is something to do."""
-        while self.request is None:
-            if self.running is None:
-                pause = self._pause()
-                due = pause is not None and (pause == 0 or perf_counter() - self.rested >= pause)
-                if self.ended or not (self.queue or self.news or self.seals or due):
-                    return False
-                self.running = self._round()
-            self.request = next(self.running, None)
-            if self.request is None:
-                self.running, self.rested = None, perf_counter()
-        return True
-
-    rested = 0.0
 
     # A round
 
@@ -317,6 +237,7 @@ class Loop:
             line.span("", "negotiate", begun, now, ready=len(outcome.ready))
         if outcome.ready or outcome.leaving or outcome.last is not None:
             self.empty_since = None
+            self.moved += 1
         elif self.empty_since is None:
             self.empty_since = now
         yield from self.exchanges.perform(self._admitted(outcome.ready, now), self._finish)
@@ -389,8 +310,7 @@ class Loop:
                 operation.done = True
             while self.held and self.held[0].key not in self.flight:
                 self._enqueue(self.held[0].key, self.held.popleft())
-            if self.waiters:
-                self.finished.notify_all()
+            self.driver.free.notify_all()
 
     def fail(self, operation: Operation, error: BaseException) -> None:
         """Let an operation's caller go with an error. Its data stay, for the ranks that may still come for it."""
@@ -398,14 +318,14 @@ class Loop:
         with self.lock:
             operation.done = True
             self.counts["errors"] += 1
-            self.finished.notify_all()
+            self.driver.free.notify_all()
 
     def _all_joined(self, last: int, met: int) -> None:
         with self.lock:
             operation = self.flight.pop(JOIN)
             operation.result, operation.done = self.labels[last], True
             self.unnamed = met
-            self.finished.notify_all()
+            self.driver.free.notify_all()
 
     def _end(self, error: BaseException, broken: bool = False) -> None:
         """Let all that is on its way fail, and what is submitted from now on."""
@@ -420,27 +340,17 @@ class Loop:
             self.flight.clear()
             self.held.clear()
             self.clean = not broken and perf_counter() <= self.deadline
-            self.finished.notify_all()
-            self.work.notify_all()
-
-    clean = False
+            self.driver.free.notify_all()
+            self.driver.work.notify_all()
 
     def free(self) -> None:
         """Let go of what ranks share, once the round in which all learned of the end is over; collective."""
-        if self.thread is not None:
-            self.thread.join(LINGER + 1)
+        if self.driver.thread is not None:
+            self.driver.thread.join(LINGER + 1)
         if self.clean:
             self.exchanges.free()
             self.watch.free()
             self.comm.Free()
 
-
-def nap(waited: float) -> float:
-    """Return the seconds to sleep before the next look."""
-    return min(max(waited / PATIENCE, 3e-5), NAP if waited < 1 else LONG_NAP)
-
-
-give_way = ctypes.CDLL(None).sched_yield
-"""Give the core to others, and, unlike os.sched_yield, the GIL as well."""
 
 _LEFT_BEHIND: list[MPI.Request] = []

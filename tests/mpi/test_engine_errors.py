@@ -259,8 +259,8 @@ def test_mismatch_in_a_set(engine):
 def test_objects_that_disagree(engine):
     kind, text = attempt(lambda: engine.broadcast_object(RANK, LAST if RANK == 0 else 0, name="x"))
     assert kind is mpiring.MismatchError and "root" in text, text
-    kind, text = attempt(lambda: engine.allgather_object(RANK, name="x") if RANK else engine.allreduce(np.ones(3), name="x"))
-    assert kind is mpiring.MismatchError and "allreduce" in text, text
+    kind, text = attempt(lambda: engine.allgather_object(RANK, name="x") if RANK else engine.broadcast_object(RANK, name="x"))
+    assert kind is mpiring.MismatchError and "allgather" in text and "broadcast" in text, text
     assert_usable(engine)
 
 
@@ -310,14 +310,14 @@ def test_what_was_submitted_before_joining_counts(engine):
 def test_a_rank_that_never_submits(caplog):
     """The others are told and go on; the late rank finds what they had to give."""
     mine = np.ones(3)
-    with caplog.at_level(logging.WARNING, logger="mpiring"), started(stall_seconds=0.3, timeout=1) as engine:
+    with caplog.at_level(logging.WARNING, logger="mpiring"), started(stall_seconds=0.3, timeout=2) as engine:
         COMM.Barrier()
         begin = time.monotonic()
         kind, text = attempt(lambda: engine.allreduce(mine, name="gradient") if RANK != LAST else None)
         if RANK != LAST:
             assert kind is mpiring.StallError, text
             assert "'gradient'" in text and f"rank {LAST}" in text, text
-            assert 0.9 < time.monotonic() - begin < 10
+            assert 1.9 < time.monotonic() - begin < 10
         assert engine.metrics()["stalls"] > 0 or RANK == LAST
         mine[:] = 5                                      # their own again
         if RANK == LAST:
@@ -337,11 +337,11 @@ def test_the_stall_report_names_all_that_are_missing(caplog):
     with caplog.at_level(logging.WARNING, logger="mpiring"), started(stall_seconds=0.2, timeout=0) as engine:
         COMM.Barrier()
         if RANK:
-            time.sleep(1)
+            time.sleep(2)
         first = engine.allreduce_async(np.ones(3), name="of rank 0")
         begin = time.monotonic()
         assert (engine.synchronize(first) == SIZE).all()
-        assert RANK or time.monotonic() - begin > 0.5
+        assert RANK or time.monotonic() - begin > 1
         COMM.Barrier()
         use_every_operation(engine)
     text = "\n".join(record.getMessage() for record in caplog.records if record.name == "mpiring")
@@ -369,11 +369,12 @@ def test_a_timeout_in_a_group_and_in_a_set():
             with pytest.raises(mpiring.StallError, match=f"rank {LAST}"):
                 engine.grouped_allreduce([np.ones(3), np.ones(4)], process_set=made, name="x")
             assert time.monotonic() - begin < 10
+        COMM.Barrier()
         assert_usable(engine)
         if RANK == LAST:
             late = engine.grouped_allreduce([np.ones(3), np.ones(4)], process_set=made, name="x")
             assert all((array == 2).all() for array in late)
-        assert_usable(engine)
+        COMM.Barrier()
 
 
 # ----------------------------------------------------------------- the end

@@ -44,7 +44,7 @@ def pack(burst: Burst, owners: Sequence[Any], indexes: Sequence[int]) -> None:
     """
     if burst.plain and None not in owners:
         for view, operation, index in zip(burst.views, owners, indexes):
-            np.copyto(view, operation.arrays[index])
+            view[...] = operation.arrays[index]
         return
     for view, operation, index in zip(burst.views, owners, indexes):
         if operation is None:
@@ -57,7 +57,7 @@ def unpack(burst: Burst, owners: Sequence[Any], indexes: Sequence[int]) -> None:
     """Empty a burst into the arrays that take the results, times their factors."""
     if burst.plain and None not in owners:
         for view, operation, index in zip(burst.views, owners, indexes):
-            np.copyto(operation.outs[index], view)
+            operation.outs[index][...] = view
         return
     for view, operation, index in zip(burst.views, owners, indexes):
         if operation is not None:

@@ -14,6 +14,13 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+try:
+    import _signal  # in half a microsecond what takes the module over it ten
+except ImportError:
+    _signal = signal
+
 if TYPE_CHECKING:
     from mpiring.engine.loop import Loop
 
@@ -23,7 +30,7 @@ SPIN = 2e-4
 PATIENCE, NAP, LONG_NAP, SHORT_NAP = 16, 1e-3, 5e-3, 3e-5
 """A sleep between looks takes a PATIENCEth of the time waited so far, but no longer than a NAP, after a second a LONG_NAP."""
 
-GATHERED = 5
+GATHERED = 20
 """Cycle times that pass at most before the thread begins a round, while operations go on coming."""
 
 ALERT = 0.02
@@ -49,9 +56,8 @@ class Driver:
         self.thread = threading.Thread(target=self._run, name="mpiring-engine", daemon=True) if threaded else None
 
     def wake(self) -> None:
-        """Let the thread look, if it sleeps; with the lock held."""
-        if self.asleep:
-            self.asleep = False
+        """Let the thread look, if it sleeps."""
+        with self.lock:
             self.work.notify()
 
     def wait(self, over: Callable[[], bool]) -> None:
@@ -95,7 +101,8 @@ class Driver:
             self.work.wait(self.cycle)
         elif not self.loop.ended:
             self.asleep = True
-            self.work.wait()
+            if not self.loop.busy:
+                self.work.wait()
             self.asleep = False
             self.active = perf_counter()
 
@@ -118,20 +125,19 @@ class Driver:
 def drive(loops: Sequence[Loop], over: Callable[[], bool]) -> None:
     """Move loops on until something is over: first giving the core away between looks, then asleep."""
     begun, moved = perf_counter(), -1
-    while not over():
-        now = sum([loop.advance() for loop in loops])
-        if over():
-            return
-        if now != moved:
-            begun, moved = perf_counter(), now
-            continue
-        waited = perf_counter() - begun
-        if waited < SPIN:
-            give_way()
-        else:
-            time.sleep(nap(waited))
-            for loop in loops:
-                loop.watch.look()
+    with np.errstate(all="ignore"):                      # of whose array it is that overflows nobody would know
+        while not over():
+            now = sum([loop.advance() for loop in loops])
+            if now != moved:
+                begun, moved = perf_counter(), now
+                continue
+            waited = perf_counter() - begun
+            if waited < SPIN:
+                give_way()
+            else:
+                time.sleep(nap(waited))
+                for loop in loops:
+                    loop.watch.look()
 
 
 class Interrupts:
@@ -143,8 +149,8 @@ class Interrupts:
     caught, before = False, None
 
     def __enter__(self) -> Interrupts:
-        if threading.get_ident() == _MAIN and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self.before = signal.signal(signal.SIGINT, self._catch)
+        if threading.get_ident() == _MAIN and _signal.getsignal(_SIGINT) is _signal.default_int_handler:
+            self.before = _signal.signal(_SIGINT, self._catch)
         return self
 
     @property
@@ -159,12 +165,12 @@ class Interrupts:
 
     def __exit__(self, *_: object) -> None:
         if self.before is not None:
-            signal.signal(signal.SIGINT, self.before)
+            _signal.signal(_SIGINT, self.before)
             if self.caught:
                 raise KeyboardInterrupt
 
 
-_MAIN = threading.main_thread().ident
+_MAIN, _SIGINT = threading.main_thread().ident, int(signal.SIGINT)
 
 
 def nap(waited: float) -> float:

@@ -21,7 +21,6 @@ from mpiring.engine.process_sets import ProcessSet, checked
 from mpiring.engine.settings import read
 from mpiring.engine.timeline import Timeline
 from mpiring.errors import ShutdownError
-from mpiring.runtime.arrays import HOST
 from mpiring.runtime.channel import check_comm
 
 RECENT = 1 << 15
@@ -86,11 +85,10 @@ class Engine:
                 operation.key = name
                 return self._send("allreduce", loop, operation)
         operation = self._submit("allreduce", loop, name, lambda: requests.allreduce([array], [out], op, prescale, postscale, True))
-        if name is not None and operation.space is HOST:
+        if name is not None:
             if len(loop.recent) >= RECENT:
                 loop.recent.clear()
-            first = operation.arrays[0]
-            loop.recent[name] = requests.Known(operation.description, op, first.dtype, first.shape, first.nbytes)
+            loop.recent[name] = requests.known(operation)
         return operation
 
     def grouped_allreduce_async(self, arrays: Sequence[Any], outs: Sequence[Any] | None = None, *, name: str | None = None,

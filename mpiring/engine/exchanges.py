@@ -31,12 +31,15 @@ Exchange = Generator[MPI.Request, None, None]
 
 
 class Batches(list):
-    """Exchanges that are kept; `length` says how many places they have."""
+    """The exchanges for some operations that are ready.
 
-    @property
-    def length(self) -> int:
-        """Arrays in them."""
-        return sum(len(batch.members) for batch in self)
+    varying: those whose rows differ between ranks. length: the arrays in all exchanges, by which a cache counts.
+    """
+
+    def __init__(self, ready: Sequence[Slot], threshold: int):
+        super().__init__(batches(ready, threshold))
+        self.varying = [slot for slot in ready if slot.description.kind in ("allgather", "alltoall")]
+        self.length = sum(len(batch.members) for batch in self)
 
 
 class Exchanges:
@@ -54,9 +57,10 @@ class Exchanges:
     def perform(self, ready: Sequence[Slot], finish: Callable[[list[Operation], Exception | None], None]) -> Exchange:
         """Exchange what is ready; hand every operation back as soon as its exchange is over, with what went wrong."""
         rows: Rows = {}
-        if varying := [slot for slot in ready if slot.description.kind in ("allgather", "alltoall")]:
-            rows = yield from self._rows(varying)
-        for batch in self._batches(ready):
+        found = self._batches(ready)
+        if found.varying:
+            rows = yield from self._rows(found.varying)
+        for batch in found:
             error = None
             try:
                 yield from self._direct(batch, rows) if batch.direct else self._fused(batch)
@@ -66,12 +70,12 @@ class Exchanges:
         for slot in ready:
             slot.operation = None                        # nor its arrays are kept
 
-    def _batches(self, ready: Sequence[Slot]) -> list[Batch]:
+    def _batches(self, ready: Sequence[Slot]) -> Batches:
         """Return the exchanges, with the places of arrays in bursts; the same as last time for the same operations."""
         key = tuple([slot.signature for slot in ready])
         known = self.known.get(key)
         if known is None:
-            known = Batches(batches(ready, self.threshold))
+            known = Batches(ready, self.threshold)
             self.known.put(key, known)
         return known
 

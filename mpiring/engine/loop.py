@@ -46,12 +46,12 @@ class Loop:
         """comm: for this alone; freed at the end. labels: the numbers by which messages name ranks."""
         self.comm, self.settings, self.labels, self.threaded = comm, settings, labels, threaded
         self.negotiation = Negotiation(comm.rank, labels)
-        self.lock = threading.Lock()
-        self.queue: list[Operation] = []                 # submitted, and not in a round yet
+        self.lock = threading.RLock()
+        self.queue: deque[Operation] = deque()           # submitted, and not in a round yet
         self.queued = 0                                  # bytes of these
         self.flight: dict[Hashable, Operation] = {}      # all that are on their way, by name
         self.held: deque[Operation] = deque()            # unnamed, and no room
-        self.recent: dict[str, Known] = {}               # what was checked last under a name
+        self.recent: dict[str, Known | None] = {}             # what was checked last under a name
         self.unnamed = self.moved = 0
         self.news: News = []
         self.leaving = self.ended = self.clean = False
@@ -77,37 +77,52 @@ class Loop:
     # What callers do
 
     def submit(self, operation: Operation) -> Operation:
-        """Send an operation on its way; ValueError where its name is on its way already."""
+        """Send an operation on its way; ValueError where its name is on its way already.
+
+        No lock is taken for one with a name: a dict and a deque are safe to add to. Who takes things out looks again afterwards.
+        """
         operation.loop = self
-        with self.lock:
-            if self.closed is not None:
-                self.check_open()
-            key = operation.key
-            if key is None:
-                operation.key = key = self.unnamed % UNNAMED
-                self.unnamed += 1
-                if self.held or key in self.flight:
-                    self.held.append(operation)
-                    return operation
-            elif key in self.flight:
-                why = "was given up, but others may still come for it" if self.flight[key].given_up else "is on its way already"
-                raise ValueError(f"an operation with the name {key!r} {why}: synchronize it first, or use another name")
-            self._enqueue(key, operation)
+        if operation.key is None:
+            self._submit_unnamed(operation)
+        elif self.flight.setdefault(operation.key, operation) is not operation:
+            given_up = self.flight[operation.key].given_up
+            why = "was given up, but others may still come for it" if given_up else "is on its way already"
+            raise ValueError(f"an operation with the name {operation.key!r} {why}: synchronize it first, or use another name")
+        else:
+            self._enqueue(operation)
+        if self.closed is not None:
+            self._refuse(operation)
         return operation
+
+    def _submit_unnamed(self, operation: Operation) -> None:
+        with self.lock:
+            operation.key = key = self.unnamed % UNNAMED
+            self.unnamed += 1
+            if self.held or key in self.flight:
+                self.held.append(operation)
+            else:
+                self.flight[key] = operation
+                self._enqueue(operation)
+
+    def _enqueue(self, operation: Operation) -> None:
+        self.queue.append(operation)
+        self.queued += operation.nbytes
+        if self.groups:
+            self._group(operation)
+        if self.driver.asleep:                           # the thread sets that before it looks at the queue for the last time
+            self.driver.wake()
+
+    def _refuse(self, operation: Operation) -> None:
+        """Take an operation back, for the engine has ended or is about to."""
+        with self.lock:
+            if operation.done or self.flight.pop(operation.key, None) is not operation:
+                return                                   # it was on its way when the engine ended, and has failed with the others
+        self.check_open()
 
     def check_open(self) -> None:
         """Raise where nothing can be submitted any more."""
         if self.closed is not None:
             raise type(self.closed)(str(self.closed))
-
-    def _enqueue(self, key: Hashable, operation: Operation) -> None:
-        self.flight[key] = operation
-        self.queue.append(operation)
-        self.queued += operation.nbytes
-        if self.groups:
-            self._group(operation)
-        if self.driver.asleep:
-            self.driver.wake()
 
     def join(self) -> Operation:
         """Send word that this rank has no more data."""
@@ -134,7 +149,7 @@ class Loop:
         if self.unsealed:
             with self.lock:
                 self._seal()
-                self.driver.wake()
+            self.driver.wake()
 
     def leave(self, linger: float = LINGER) -> None:
         """Begin to shut down; the others learn of it."""
@@ -151,10 +166,11 @@ class Loop:
         """Note what belongs to a fixed group: rank 0's program says what, by the order in which it submits."""
         groups = {part.group for part in parts_of(operation.description, self.settings.fusion_threshold)}
         if operation.description.kind == "allreduce" and groups != {None}:
-            self.unsealed.append(operation.key)
-            self.unsealed_bytes += operation.nbytes
-            if self.unsealed_bytes >= self.settings.fusion_threshold:
-                self._seal()
+            with self.lock:
+                self.unsealed.append(operation.key)
+                self.unsealed_bytes += operation.nbytes
+                if self.unsealed_bytes >= self.settings.fusion_threshold:
+                    self._seal()
 
     def _seal(self) -> None:
         if self.unsealed:
@@ -171,12 +187,11 @@ class Loop:
     def advance(self) -> int:
         """Do what can be done without waiting; return a number that changes when something has come about."""
         try:
-            with np.errstate(all="ignore"):
-                while self._has_request():
-                    if not self.request.Test():
-                        self._check_deadline()
-                        break
-                    self.request = None
+            while self._has_request():
+                if not self.request.Test():
+                    self._check_deadline()
+                    break
+                self.request = None
         except _Abandoned:
             self._end(ShutdownError("the engine has been shut down"))
         except BaseException as error:
@@ -217,10 +232,11 @@ class Loop:
     def _round(self) -> Round:
         begun = perf_counter()
         with self.lock:
-            fresh, seals, news = self.queue, self.seals, self.news
-            self.queue, self.seals, self.news, self.queued = [], [], [], 0
+            fresh = [self.queue.popleft() for _ in range(len(self.queue))]
+            seals, news = self.seals, self.news
+            self.seals, self.news, self.queued = [], [], 0
         words, told = self.negotiation.compose(fresh, seals, news)
-        total = np.empty_like(words)
+        total = bytearray(len(words))
         yield self.comm.Iallreduce([words, MPI.BYTE], [total, MPI.BYTE], MPI.BAND)
         everyone: Sequence[News] = ()
         if total[0] != NO_NEWS:
@@ -268,7 +284,7 @@ class Loop:
                 slot.operation.agreed = now
             if slot.error is not None:
                 self._finish([slot.operation] if slot.operation else [], slot.error)
-                slot.operation = None
+                slot.operation = slot.error = None
             elif slot.description.kind == SEAL:
                 self.sealed.append(slot.key[1:])
             elif self.settings.deterministic and self._is_grouped(slot):
@@ -292,25 +308,26 @@ class Loop:
     # How operations end
 
     def _finish(self, operations: list[Operation], error: BaseException | None = None) -> None:
-        """Hand operations back; a group only when all its arrays are through, or one has failed."""
-        over = []
-        for operation in operations:
-            operation.left -= 1
-            if error is not None and operation.error is None:
-                operation.error = error
-            if operation.left <= 0:
-                over.append(operation)
-        if not over:
-            return
-        self.counts["operations"] += len(over)
-        self.counts["errors"] += len(over) if error is not None else 0
+        """Hand operations back; a group only when all its arrays are through, or have failed."""
+        if error is not None:
+            for operation in operations:
+                operation.error = operation.error or error
         with self.lock:
-            for operation in over:
-                del self.flight[operation.key]
-                operation.done = True
-            while self.held and self.held[0].key not in self.flight:
-                self._enqueue(self.held[0].key, self.held.popleft())
+            flight, before = self.flight, len(self.flight)
+            for operation in operations:
+                if operation.left > 1:
+                    operation.left -= 1
+                else:
+                    del flight[operation.key]
+                    operation.done = True
+            over = before - len(flight)
+            while self.held and self.held[0].key not in flight:
+                operation = self.held.popleft()
+                flight[operation.key] = operation
+                self._enqueue(operation)
             self.driver.free.notify_all()
+        self.counts["operations"] += over
+        self.counts["errors"] += over if error is not None else 0
 
     def fail(self, operation: Operation, error: BaseException) -> None:
         """Let an operation's caller go with an error. Its data stay, for the ranks that may still come for it."""

@@ -1,13 +1,13 @@
-"""What all ranks are ready for: names they have met before are agreed by a bit each, new ones are described once. No MPI here.
+"""What all ranks are ready for: names they have met before are agreed by a byte each, new ones are described once. No MPI here.
 
 Every rank keeps the same list of slots, one for a name, and knows of each what every rank said last that it is. A round:
 
-1. compose: each rank gives a bit for every slot, whether it has submitted that, and its news: names without a slot, and
+1. compose: each rank gives a byte for every slot, whether it has submitted that, and its news: names without a slot, and
    operations that are not what it said last.
-2. The bits of all ranks are combined by AND; where somebody has news, all ranks' news are gathered.
+2. The bytes of all ranks are combined by bitwise AND; where somebody has news, all ranks' news are gathered.
 3. agree: from these, which are the same on all ranks, each rank works out what is ready, what is at odds, and the new slots.
 
-So no rank leads. To know what nobody has submitted (such slots can be forgotten) the bits travel inverted as well.
+So no rank leads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,16 @@ from mpiring.errors import MismatchError
 CAPACITY = 16384
 """Slots that are kept, at least; the least recently used go when there are more and nobody waits for them."""
 
-NO_NEWS, NEWS = 0xFF, 0xFE
+NO_NEWS, NEWS = 1, 0
+"""The first byte."""
+
+SUBMITTED, IDLE, EITHER = 0b01, 0b10, 0b11
+"""The byte of a slot; EITHER is of a rank that has joined, or has no say. The AND of all is SUBMITTED where a slot is ready (all
+have submitted it, or have no say), and has the bit of IDLE where nobody has submitted it, so that it may be forgotten.
+"""
+
+BLOCK = 64
+"""Slots that the words have room for, at least; the room is doubled when there are more."""
 
 JOIN, SHUTDOWN = ("join",), ("shutdown",)
 """News that are about a rank, not an operation."""
@@ -77,7 +86,7 @@ class Negotiation:
         self.ids: dict[Hashable, int] = {}
         self.slots: list[Slot | None] = []
         self.unused: list[int] = []
-        self.mine, self.standing = bytearray(), bytearray()      # what I have submitted; what I say yes to anyhow
+        self.words = bytearray([NO_NEWS]) + bytes([IDLE]) * BLOCK        # what this rank says: one byte, and one of each slot
         self.pending: dict[int, Operation | None] = {}
         self.fresh: dict[Hashable, Operation | None] = {}        # submitted in this round, without a slot yet
         self.joined: dict[int, int] = {}                 # who has, in order; unnamed operations of each until then
@@ -88,46 +97,58 @@ class Negotiation:
         """Whether something that was submitted is not agreed yet."""
         return bool(self.pending or self.rank in self.joined)
 
-    def compose(self, operations: Iterable[Operation], seals: Iterable[tuple] = (), news: News = ()) -> tuple[np.ndarray, News]:
-        """Return this rank's words, for the AND of all, and its news; `news` are those about itself."""
+    def compose(self, operations: Iterable[Operation], seals: Iterable[tuple] = (), news: News = ()) -> tuple[bytearray, News]:
+        """Return this rank's words, for the AND of all, and its news; `news` are those about itself.
+
+        The words must stay as they are until agree is called.
+        """
         told = list(news)
         for operation in operations:
-            slot = self._submit(operation.key, operation)
-            said = None if slot is None else self.slots[slot].of[self.rank]
+            index = self._submit(operation.key, operation)
+            said = None if index is None else self.slots[index].of[self.rank]
             if said is not operation.description and said != operation.description:
                 told.append((operation.key, operation.description))
         for key in seals:
             if self._submit(key, None) is None:
                 told.append((key, Description(SEAL)))
-        mine = np.packbits(self.mine)
-        words = np.empty(1 + 2 * mine.size, np.uint8)
+        words = self.words
+        if self.rank in self.joined:
+            words = words[:1] + bytes(byte | SUBMITTED for byte in words[1:])
         words[0] = NEWS if told else NO_NEWS
-        words[1:1 + mine.size] = 0xFF if self.rank in self.joined else mine | np.packbits(self.standing)
-        words[1 + mine.size:] = ~mine
         return words, told
 
     def _submit(self, key: Hashable, operation: Operation | None) -> int | None:
-        slot = self.ids.get(key)
-        if slot is None:
+        index = self.ids.get(key)
+        if index is None:
             self.fresh[key] = operation
         else:
-            self.pending[slot] = operation
-            self.mine[slot] = 1
-        return slot
+            self.pending[index] = operation
+            self.words[index + 1] = SUBMITTED
+        return index
 
-    def agree(self, words: np.ndarray, told: Sequence[News] = ()) -> Outcome:
+    def agree(self, total: bytes | bytearray, told: Sequence[News] = ()) -> Outcome:
         """Return what a round has brought: from the AND of all words, and every rank's news if there are any."""
         self.round += 1
-        half, absent = words.size // 2, set(self.joined)
-        ready = _ones(words[1:1 + half], len(self.slots))
-        idle = _ones(words[1 + half:], len(self.slots)) if len(self.ids) > self.capacity else []
-        leaving, spoken, made = self._hear(told)
-        # Of new slots nobody has given a bit yet: who has spoken of one has submitted it.
-        ready += [slot for slot in made if len(spoken[slot] | absent) == self.size or self.slots[slot].of[0].kind == SEAL]
-        if 0 in absent:                                  # who names groups has left
-            ready = [slot for slot in ready if self.slots[slot].of[0].kind != SEAL]
-        agreed = [self._settle(slot, absent) for slot in ready]
-        self._forget(idle, spoken)
+        absent = set(self.joined)
+        said = np.frombuffer(total, np.uint8, offset=1)
+        ready = (said == SUBMITTED).nonzero()[0].tolist()
+        leaving: list[int] = []
+        spoken: dict[int, set[int]] = {}
+        if told:
+            leaving, spoken, made = self._hear(told)
+            # Of new slots nobody has given a byte yet: who has spoken of one has submitted it.
+            ready += [index for index in made if len(spoken[index] | absent) == self.size or self.slots[index].of[0].kind == SEAL]
+        slots, pop, words, number = self.slots, self.pending.pop, self.words, self.round
+        agreed = []
+        for index in ready:
+            slot = slots[index]
+            agreed.append(slot)
+            slot.used, slot.operation = number, pop(index, None)
+            words[index + 1] = IDLE
+            if absent or not slot.alike or slot.description.kind == SEAL:
+                self._settle(index, absent)
+        if len(self.ids) > self.capacity:
+            self._forget((said & IDLE).nonzero()[0].tolist(), spoken)
         last, met = None, 0
         if len(self.joined) == self.size:
             last, met = list(self.joined)[-1], max(self.joined.values())
@@ -152,29 +173,26 @@ class Negotiation:
                     self.slots[self.ids[key]].say(rank, what, self.signature)
                     spoken.setdefault(self.ids[key], set()).add(rank)
         for key, operation in self.fresh.items():
-            self.pending[self.ids[key]] = operation
-            self.mine[self.ids[key]] = 1
+            self._submit(key, operation)
         self.fresh.clear()
         return leaving, spoken, made
 
     def _make(self, key: Hashable, description: Description) -> int:
         """Make a name's slot; the first rank that says what it is speaks for those that have not said so yet."""
-        slot = heappop(self.unused) if self.unused else len(self.slots)
-        if slot == len(self.slots):
+        index = heappop(self.unused) if self.unused else len(self.slots)
+        if index == len(self.slots):
             self.slots.append(None)
-            self.mine.append(0)
-            self.standing.append(0)
-        self.ids[key], self.slots[slot] = slot, Slot(key, description, self.size)
-        self.standing[slot] = description.kind == SEAL and self.rank != 0
-        return slot
+            if index + 1 == len(self.words):
+                self.words += bytes([IDLE]) * index
+        self.ids[key], self.slots[index] = index, Slot(key, description, self.size)
+        self.words[index + 1] = EITHER if description.kind == SEAL and self.rank else IDLE
+        return index
 
-    def _settle(self, index: int, absent: set[int]) -> Slot:
-        """Take a slot that all ranks are ready for; see whether they agree what it is."""
+    def _settle(self, index: int, absent: set[int]) -> None:
+        """See whether the ranks agree what a slot is that all are ready for."""
         slot = self.slots[index]
-        slot.used, self.mine[index] = self.round, 0
-        slot.operation, slot.error = self.pending.pop(index, None), None
-        if slot.alike and not absent:
-            return slot
+        if slot.description.kind == SEAL and self.rank:
+            self.words[index + 1] = EITHER
         said: dict[Description, list[int]] = {}
         for rank in range(self.size):
             if rank not in absent:
@@ -186,21 +204,15 @@ class Negotiation:
         elif absent and not slot.description.for_absent:
             slot.error = MismatchError(f"{shown(slot.key)}: {slot.description}, but {self.named(sorted(absent))} joined, and only "
                                        f"allreduces by MPI's own ops go on without a rank's data")
-        return slot
 
     def _forget(self, idle: list[int], spoken: dict[int, set[int]]) -> None:
         """Let go of the slots that were not used for longest, of those that nobody had submitted when the round began."""
-        free = [slot for slot in idle if self.slots[slot] is not None and slot not in spoken]
-        for slot in sorted(free, key=lambda slot: self.slots[slot].used)[:len(self.ids) - self.capacity]:
-            del self.ids[self.slots[slot].key]
-            self.slots[slot], self.standing[slot] = None, 0
-            heappush(self.unused, slot)
+        free = [index for index in idle if index < len(self.slots) and self.slots[index] is not None and index not in spoken]
+        for index in sorted(free, key=lambda index: self.slots[index].used)[:len(self.ids) - self.capacity]:
+            del self.ids[self.slots[index].key]
+            self.slots[index], self.words[index + 1] = None, IDLE
+            heappush(self.unused, index)
 
     def named(self, ranks: Sequence[int]) -> str:
         """Write ranks by their labels: ranks 0, 2."""
         return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(str(self.labels[rank]) for rank in ranks)}"
-
-
-def _ones(words: np.ndarray, count: int) -> list[int]:
-    """Return the places of the ones among the first bits."""
-    return np.unpackbits(words, count=count).nonzero()[0].tolist()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -73,7 +73,7 @@ class Operation:
     error: BaseException | None = None
     loop: Any = None
 
-    def __init__(self, description: Description, op: Any, arrays: list[Any], outs: list[Any], result: Any, nbytes: int):
+    def __init__(self, description: Description, op: Any, arrays: Sequence[Any], outs: Sequence[Any], result: Any, nbytes: int):
         self.description, self.op, self.arrays, self.outs, self.result = description, op, arrays, outs, result
         self.nbytes, self.submitted = nbytes, perf_counter()
         self.key: Any = None

@@ -36,22 +36,32 @@ class Known(NamedTuple):
 
     description: Description
     op: Any
+    prescale: float
+    postscale: float
     dtype: np.dtype
     shape: tuple[int, ...]
     nbytes: int
 
 
-def again(known: Known, array: Any, out: Any, op: Any, prescale: Any, postscale: Any) -> Operation | None:
+def known(operation: Operation) -> Known | None:
+    """Return what need not be checked again, for an allreduce of one array in host memory."""
+    description, array = operation.description, operation.arrays[0]
+    if operation.space is not HOST:
+        return None
+    return Known(description, operation.op, description.prescale, description.postscale, array.dtype, array.shape, array.nbytes)
+
+
+def again(found: Known, array: Any, out: Any, op: Any, prescale: Any, postscale: Any) -> Operation | None:
     """Return an allreduce like one that was checked already, if it is for such an array; None where all must be checked anew."""
-    description, before, dtype, shape, nbytes = known
+    description, before, pre, post, dtype, shape, nbytes = found
     if (type(array) is not np.ndarray or array.dtype is not dtype or array.shape != shape or array.base is not None
-            or (before is not op and before != op) or prescale != description.prescale or postscale != description.postscale):
+            or prescale != pre or postscale != post or (before is not op and before != op)):
         return None
     if out is None:
         out = np.empty(shape, dtype)
     elif out is not array or not (array.flags.c_contiguous and array.flags.writeable):
         return None
-    return Operation(description, op, [array], [out], out, nbytes)
+    return Operation(description, op, (array,), (out,), out, nbytes)
 
 
 def broadcast(array: Any, root: Any, out: Any, ranks: Sequence[int], rank: int) -> Operation:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from mpi4py import MPI
 
 import mpiring
 from mpiring.runtime import ops
@@ -166,7 +167,7 @@ class Run:
                 assert (got.shape, got.dtype, bits(got)) == (want.shape, want.dtype, bits(want)), (self.call, self.step)
 
     def _reduced(self, count: int, index: int = 0) -> np.ndarray:
-        return reduced(parts=self.parts(count, index), **self.reduction())
+        return reduced(arrays=self.parts(count, index), **self.reduction())
 
     def _allreduce(self) -> np.ndarray:
         return self._reduced(self.call.count)
@@ -234,20 +235,26 @@ def join_after(engine: mpiring.Engine, batches: list[int]) -> None:
 
 
 def execute(engine: mpiring.Engine, sets: list, program: Program) -> None:
-    """Run a program."""
-    chance = random.Random(program.seed * SIZE + RANK)
-    for step in range(program.steps):
-        step_through(engine, sets, program, step, chance)
-    if program.uneven:
+    """Run a program. No rank joins before all are through with the steps, for a join has no end where one of them has failed."""
+    chance, failure = random.Random(program.seed * SIZE + RANK), None
+    try:
+        for step in range(program.steps):
+            step_through(engine, sets, program, step, chance)
+        assert engine.metrics()["errors"] == 0
+    except Exception as error:
+        failure = error
+    failed = WORLD.allreduce(failure is not None, MPI.LOR)
+    if failure is not None:
+        raise failure
+    if program.uneven and not failed:
         join_after(engine, program.uneven)
-    assert engine.metrics()["errors"] == 0
 
 
 @pytest.mark.deadline(SECONDS + 360)        # Hypothesis takes up to 300 seconds to simplify a program that fails
 def test_random_programs():
     end, turn = time.monotonic() + SECONDS, 0
     while WORLD.bcast(time.monotonic() < end):
-        with started(timeout=15, **OPTIONS[turn % len(OPTIONS)]) as engine:
+        with started(timeout=6, **OPTIONS[turn % len(OPTIONS)]) as engine:
             sets = [None, *map(engine.add_process_set, SETS)]
             drawn(PROGRAMS, examples=25)(lambda program: execute(engine, sets, program))()
         turn += 1

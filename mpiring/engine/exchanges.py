@@ -16,7 +16,7 @@ from mpiring.engine.bursts import Burst, pack, put, settle, take, unpack
 from mpiring.engine.movers import Plans, Requests
 from mpiring.engine.negotiation import Slot
 from mpiring.engine.operation import Operation
-from mpiring.engine.schedule import Batch, batches
+from mpiring.engine.schedule import ALONE, BURST, VECTOR, Batch, batches
 from mpiring.runtime import ops
 from mpiring.runtime.arrays import HOST, Space
 from mpiring.runtime.channel import Cache
@@ -36,8 +36,8 @@ class Batches(list):
     varying: those whose rows differ between ranks. length: the arrays in all exchanges, by which a cache counts.
     """
 
-    def __init__(self, ready: Sequence[Slot], threshold: int):
-        super().__init__(batches(ready, threshold))
+    def __init__(self, ready: Sequence[Slot], threshold: int, vectors_from: int | None):
+        super().__init__(batches(ready, threshold, vectors_from))
         self.varying = [slot for slot in ready if slot.description.kind in ("allgather", "alltoall")]
         self.length = sum(len(batch.members) for batch in self)
 
@@ -63,19 +63,22 @@ class Exchanges:
         for batch in found:
             error = None
             try:
-                yield from self._direct(batch, rows) if batch.direct else self._fused(batch)
+                yield from self._exchange(batch, rows)
             except Exception as caught:
                 error = caught
             finish([slot.operation for slot, _ in batch.members if slot.operation is not None], error)
         for slot in ready:
             slot.operation = None                        # nor its arrays are kept
 
+    def _exchange(self, batch: Batch, rows: Rows) -> Exchange:
+        yield from {ALONE: self._alone, BURST: self._fused, VECTOR: self._vector}[batch.way](batch, rows)
+
     def _batches(self, ready: Sequence[Slot]) -> Batches:
         """Return the exchanges, with the places of arrays in bursts; the same as last time for the same operations."""
         key = tuple([slot.signature for slot in ready])
         known = self.known.get(key)
         if known is None:
-            known = Batches(ready, self.threshold)
+            known = Batches(ready, self.threshold, self.mover.vectors_from)
             self.known.put(key, known)
         return known
 
@@ -93,7 +96,7 @@ class Exchanges:
 
     # Many arrays at once
 
-    def _fused(self, batch: Batch) -> Exchange:
+    def _fused(self, batch: Batch, rows: Rows) -> Exchange:
         begun, description = perf_counter(), batch.description
         burst = batch.burst = batch.burst or self._burst(batch)
         owners, indexes = [slot.operation for slot, _ in batch.members], [index for _, index in batch.members]
@@ -131,9 +134,27 @@ class Exchanges:
             room = self.rooms[space] = self.mover.room(space, max(nbytes, self.threshold))
         return room
 
+    def _vector(self, batch: Batch, rows: Rows) -> Exchange:
+        """Reduce many arrays where they are; fused where some rank's cannot be reached."""
+        begun, description = perf_counter(), batch.description
+        shapes = [slot.description.shapes[index] for slot, index in batch.members]
+        if batch.burst is None:
+            batch.burst = self.mover.vector(description.op, np.dtype(description.dtypes[0]), [prod(shape) for shape in shapes])
+        arrays, outs = [], []
+        for (slot, index), shape in zip(batch.members, shapes):
+            operation = slot.operation
+            arrays.append(operation.arrays[index] if operation else np.zeros(shape, description.dtypes[0]))
+            outs.append(operation.outs[index] if operation else arrays[-1])
+        packed = perf_counter()
+        if batch.burst.run(arrays, outs):
+            self._account(batch, sum(array.nbytes for array in arrays), "shared (vector)", begun, packed, perf_counter())
+            return
+        for other in batch.instead:
+            yield from self._exchange(other, rows)
+
     # One array
 
-    def _direct(self, batch: Batch, rows: Rows) -> Exchange:
+    def _alone(self, batch: Batch, rows: Rows) -> Exchange:
         (slot, index), = batch.members
         operation = slot.operation
         way = _WAYS[slot.description.kind]

@@ -20,8 +20,16 @@ from mpiring.runtime import memory, ops
 from mpiring.runtime.arrays import HOST, Space
 from mpiring.runtime.channel import channel_of
 from mpiring.runtime.native import LIMIT
+from mpiring.runtime.plan import Call
+from mpiring.runtime.vectored import VectoredPlan
 
 Moves = Generator[MPI.Request, None, str]
+
+
+VECTORS_FROM = 64 << 20
+"""Bytes of all ranks together from which on a node's ranks read each other's arrays where they are. Measured with the gradients of
+ResNet-50: 4 and 8 ranks take a quarter less than by bursts; 2 take as long.
+"""
 
 
 class Plans:
@@ -29,7 +37,16 @@ class Plans:
 
     def __init__(self, comm: MPI.Comm):
         self.comm, self.channel = comm, channel_of(comm)
-        _ = self.channel.node                            # made now, while all ranks are here
+        node = self.channel.node                         # made now, while all ranks are here
+        reaches = node is not None and node.private and node.size == comm.size > 2
+        self.vectors_from = VECTORS_FROM // comm.size if reaches else None
+
+    def vector(self, op: str, dtype: np.dtype, counts: Sequence[int]) -> VectoredPlan:
+        """Return the allreduce of arrays of these lengths as one vector."""
+        call = Call("allreduce", "shared", sum(counts), str(dtype), op)
+        plan = VectoredPlan(self.channel, call, ops.find(ops.NAMES[op], dtype), dtype, counts)
+        self.channel.made.add(plan)
+        return plan
 
     def room(self, space: Space, nbytes: int) -> Any:
         """Make the buffer that arrays are fused in: where the ranks of a node share it, if they can. Collective."""
@@ -86,6 +103,8 @@ class Plans:
 
 class Requests:
     """Moves arrays in host memory by MPI's collectives that do not block; NumPy reduces where MPI would do it otherwise."""
+
+    vectors_from = None
 
     def __init__(self, comm: MPI.Comm):
         self.comm = comm

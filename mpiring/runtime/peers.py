@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 
 import numpy as np
 from mpi4py import MPI
@@ -30,14 +31,16 @@ _READ, _WRITE = _function("process_vm_readv"), _function("process_vm_writev")
 
 
 class Transfer:
-    """One copy between this process's memory and a peer's, bound once."""
+    """One copy between this process's memory and places in a peer's, bound once."""
 
-    def __init__(self, write: bool, pid: int, here: np.ndarray, there: int):
+    def __init__(self, write: bool, pid: int, here: np.ndarray, there: int | Sequence[tuple[int, int]]):
+        """there: an address, or the address and the bytes of each place."""
+        spans = [(there, here.nbytes)] if isinstance(there, int) else there
         self.here, self.pid, self.nbytes = here, pid, here.nbytes
-        self.iovecs = (_Iovec * 2)((here.ctypes.data, here.nbytes), (there, here.nbytes))
+        self.iovecs = (_Iovec * (1 + len(spans)))((here.ctypes.data, here.nbytes), *spans)
         first = ctypes.addressof(self.iovecs)
         self.function = _WRITE if write else _READ
-        self.arguments = pid, first, 1, first + ctypes.sizeof(_Iovec), 1, 0
+        self.arguments = pid, first, 1, first + ctypes.sizeof(_Iovec), len(spans), 0
 
     def __call__(self) -> None:
         """Copy; OSError where the kernel refuses or the peer's memory is not there."""

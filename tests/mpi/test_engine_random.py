@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from mpi4py import MPI
 
 import mpiring
 from mpiring.runtime import ops
 
 from cases import DTYPES, RANK, SIZE, bits, values
-from engines import EVERYONE, SETS, means_something, reduced, started
+from engines import EVERYONE, SETS, means_something, reduced
 from spmd import WORLD, drawn
 
 SECONDS = float(os.environ.get("MPIRING_RANDOM_SECONDS", "30"))
@@ -179,7 +178,10 @@ class Run:
         return np.array_split(self._reduced(self.call.count), len(self.call.ranks))[self.place]
 
     def _allgather(self) -> np.ndarray:
-        return np.concatenate([self.part(rank, 2 * self.rows(rank)).reshape(-1, 2) for rank in self.call.ranks])
+        return self._joined([self.part(rank, 2 * self.rows(rank)).reshape(-1, 2) for rank in self.call.ranks])
+
+    def _joined(self, parts: list[np.ndarray]) -> np.ndarray:
+        return np.concatenate(parts).astype(self.dtype)          # concatenate alone does not keep the byte order
 
     def _broadcast(self) -> np.ndarray:
         return self.part(self.root, self.call.count)
@@ -187,11 +189,11 @@ class Run:
     def _alltoall(self) -> Any:
         count, size = self.call.count, len(self.call.ranks)
         if self.call.inplace:
-            return np.concatenate([part[self.place * count:][:count] for part in self.parts(count * size)])
+            return self._joined([part[self.place * count:][:count] for part in self.parts(count * size)])
         cut = {rank: np.cumsum([0, *self.splits(rank)]) for rank in self.call.ranks}
         inbox = [self.part(rank, edges[-1])[edges[self.place]:edges[self.place + 1]] for rank, edges in cut.items()]
         assert list(self.got[1]) == [len(rows) for rows in inbox], self.call
-        return [np.concatenate(inbox)]
+        return [self._joined(inbox)]
 
     def _barrier(self) -> None:
         return None
@@ -234,27 +236,40 @@ def join_after(engine: mpiring.Engine, batches: list[int]) -> None:
     assert batches[last] == max(batches)
 
 
-def execute(engine: mpiring.Engine, sets: list, program: Program) -> None:
-    """Run a program. No rank joins before all are through with the steps, for a join has no end where one of them has failed."""
-    chance, failure = random.Random(program.seed * SIZE + RANK), None
-    try:
-        for step in range(program.steps):
-            step_through(engine, sets, program, step, chance)
-        assert engine.metrics()["errors"] == 0
-    except Exception as error:
-        failure = error
-    failed = WORLD.allreduce(failure is not None, MPI.LOR)
-    if failure is not None:
-        raise failure
-    if program.uneven and not failed:
-        join_after(engine, program.uneven)
+class Engines:
+    """The engine that programs run on, with its process sets; a new one after a program that failed, whatever state it left."""
+
+    def __init__(self, options: dict[str, Any]):
+        self.options = options
+        self._start()
+
+    def _start(self) -> None:
+        self.engine = mpiring.Engine(WORLD, timeout=5, **self.options)
+        self.sets = [None, *map(self.engine.add_process_set, SETS)]
+
+    def execute(self, program: Program) -> None:
+        """Run a program. No rank joins before all are through with the steps: a join has no end where one of them has failed."""
+        chance, failure = random.Random(program.seed * SIZE + RANK), None
+        try:
+            for step in range(program.steps):
+                step_through(self.engine, self.sets, program, step, chance)
+            assert self.engine.metrics()["errors"] == 0
+        except Exception as error:
+            failure = error
+        if any(WORLD.allgather(failure is not None)):    # mpi4py's allreduce of objects would hold the GIL when it is called first
+            self.engine.shutdown()
+            self._start()
+        elif program.uneven:
+            join_after(self.engine, program.uneven)
+        if failure is not None:
+            raise failure
 
 
 @pytest.mark.deadline(SECONDS + 360)        # Hypothesis takes up to 300 seconds to simplify a program that fails
 def test_random_programs():
     end, turn = time.monotonic() + SECONDS, 0
     while WORLD.bcast(time.monotonic() < end):
-        with started(timeout=6, **OPTIONS[turn % len(OPTIONS)]) as engine:
-            sets = [None, *map(engine.add_process_set, SETS)]
-            drawn(PROGRAMS, examples=25)(lambda program: execute(engine, sets, program))()
+        engines = Engines(OPTIONS[turn % len(OPTIONS)])
+        drawn(PROGRAMS, examples=25)(engines.execute)()
+        engines.engine.shutdown()
         turn += 1

@@ -18,9 +18,9 @@ from mpiring.engine.driver import Interrupts, drive
 from mpiring.engine.loop import Loop
 from mpiring.engine.operation import Operation
 from mpiring.engine.process_sets import ProcessSet, checked
-from mpiring.engine.settings import read
+from mpiring.engine.settings import agree
 from mpiring.engine.timeline import Timeline
-from mpiring.errors import ShutdownError
+from mpiring.errors import MismatchError, ShutdownError
 from mpiring.runtime.channel import check_comm
 
 RECENT = 1 << 15
@@ -45,11 +45,10 @@ class Engine:
         """
         comm = MPI.COMM_WORLD if comm is None else comm
         check_comm(comm)
-        settings = read({"fusion_threshold": fusion_threshold, "cycle_time": cycle_time, "deterministic": deterministic,
-                         "timeline": timeline, "stall_seconds": stall_seconds, "timeout": timeout})
         self.comm = comm.Dup()
         self.rank, self.size = comm.rank, comm.size
-        self.settings = settings.agreed(self.comm)
+        self.settings = agree({"fusion_threshold": fusion_threshold, "cycle_time": cycle_time, "deterministic": deterministic,
+                               "timeline": timeline, "stall_seconds": stall_seconds, "timeout": timeout}, self.comm)
         self.threaded = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         self.forked = False
         self.everybody = ProcessSet(tuple(range(self.size)), self.rank, None)
@@ -97,7 +96,7 @@ class Engine:
         """Start to reduce several arrays as one operation, all or none; the result is a list. Otherwise as allreduce_async."""
         loop = self._loop("grouped_allreduce", process_set)
         return self._submit("grouped_allreduce", loop, name,
-                            lambda: requests.allreduce(list(arrays), outs, op, prescale, postscale, False))
+                            lambda: requests.allreduce(arrays, outs, op, prescale, postscale, False))
 
     def allgather_async(self, array: Any, *, name: str | None = None, process_set: ProcessSet | None = None) -> Operation:
         """Start to gather the rows of all ranks, in the order of ranks, into a new array on each.
@@ -246,7 +245,7 @@ class Engine:
         found = self.comm.allgather(members)
         if len(set(found)) > 1:
             odd = next(rank for rank, other in enumerate(found) if other != found[0])
-            raise ValueError(f"add_process_set on rank {self.rank}: ranks disagree: rank 0 has {list(found[0])}, rank {odd} has "
+            raise MismatchError(f"add_process_set on rank {self.rank}: ranks disagree: rank 0 has {list(found[0])}, rank {odd} has "
                              f"{list(found[odd])}")
         made = ProcessSet(members, self.rank, None)
         self._open(made)
@@ -355,18 +354,18 @@ class Engine:
         """Return what runs a process set's operations; an error where this rank has no part in it."""
         chosen = self.everybody if process_set is None else process_set
         loop = getattr(chosen, "loop", None)
-        if loop is None or self.forked:
+        if loop is None or self.forked or (process_set is not None and process_set not in self._sets):
             self._check_process(call)
             raise self._no_loop(call, chosen)
         return loop
 
     def _no_loop(self, call: str, chosen: Any) -> Exception:
-        where = f"{call} on rank {self.rank}: "
+        where = f"{call} on rank {self.rank}: process_set"
         if not isinstance(chosen, ProcessSet):
-            return TypeError(f"{where}process_set is of type {type(chosen).__name__}, not a ProcessSet")
+            return TypeError(f"{where} is of type {type(chosen).__name__}, not a ProcessSet")
         if chosen in self._sets:
-            return ValueError(f"{where}this rank is not part of {chosen!r}")
-        return ValueError(f"{where}{chosen!r} was removed")
+            return ValueError(f"{where}: this rank is not part of {chosen!r}")
+        return ValueError(f"{where} {chosen!r} " + ("was removed" if chosen.loop is None else "is of another engine"))
 
     def _check_process(self, call: str) -> None:
         if self.forked:

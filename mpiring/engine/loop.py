@@ -283,7 +283,9 @@ class Loop:
             if slot.operation is not None:
                 slot.operation.agreed = now
             if slot.error is not None:
-                self._finish([slot.operation] if slot.operation else [], slot.error)
+                if slot.operation is not None:
+                    slot.operation.left = 1              # none of a group's arrays will be exchanged
+                    self._finish([slot.operation], slot.error)
                 slot.operation = slot.error = None
             elif slot.description.kind == SEAL:
                 self.sealed.append(slot.key[1:])

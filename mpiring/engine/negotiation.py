@@ -197,7 +197,10 @@ class Negotiation:
         for rank in range(self.size):
             if rank not in absent:
                 said.setdefault(slot.of[rank], []).append(rank)
-        slot.description = next(iter(said))
+        description = next(iter(said))
+        if description != slot.description:              # those who have joined had said something else
+            self.signature += 1
+            slot.description, slot.signature = description, self.signature
         if len(said) > 1:
             slot.error = MismatchError(f"{shown(slot.key)}: ranks disagree: " + "; ".join(
                 f"{self.named(ranks)}: {what}" for what, ranks in said.items()))

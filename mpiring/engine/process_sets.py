@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 
 from mpiring.engine.loop import Loop
@@ -31,8 +32,8 @@ class ProcessSet:
 def checked(ranks: Iterable[int], size: int) -> tuple[int, ...]:
     """Return the ranks of a set in ascending order; ValueError for none, for one twice or one that does not exist."""
     try:
-        found = sorted(int(rank) for rank in ranks)
-    except (TypeError, ValueError):
+        found = sorted(map(operator.index, ranks))
+    except TypeError:
         raise TypeError(f"ranks is not a list of ranks: {ranks!r}") from None
     if not found or len(set(found)) < len(found) or not 0 <= found[0] <= found[-1] < size:
         raise ValueError(f"ranks {found} are not different ones of {size} ranks, one at least")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from itertools import pairwise
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import numpy as np
 from mpiring.algorithms.cuts import counts as balanced
 from mpiring.engine.operation import Description, Operation
 from mpiring.runtime import memory, ops
-from mpiring.runtime.arrays import HOST, Space, shares_elements, wrap
+from mpiring.runtime.arrays import HOST, Space, bounds, shares_elements, wrap
 
 USER_OP = "an op made with MPI.Op.Create"
 """How ranks describe ops of their own: whether these are the same cannot be seen."""
@@ -137,6 +138,8 @@ def _splits(splits: Any, length: int, size: int) -> list[int]:
 
 
 def _wrapped(arrays: Sequence[Any], argument: str) -> tuple[list[Any], Space]:
+    if not isinstance(arrays, Sequence):
+        raise TypeError(f"{argument} is of type {type(arrays).__name__}, not a list of arrays")
     found = [wrap(array, argument) for array in arrays]
     if not found:
         raise ValueError(f"{argument} is empty: a group has one array at least")
@@ -153,10 +156,20 @@ def _outs(arrays: Sequence[Any], outs: Sequence[Any] | None, space: Space, singl
     """Return the arrays that take the results: new ones where the caller gave none."""
     outs = [None] * len(arrays) if outs is None else outs
     name = "out" if single else "outs"
-    if len(outs) != len(arrays):
-        raise ValueError(f"{name} has {len(outs)} arrays, but arrays has {len(arrays)}")
-    return [space.made(array.shape, array.dtype) if out is None else _out(array, out, space, name)
-            for array, out in zip(arrays, outs)]
+    if not isinstance(outs, Sequence) or len(outs) != len(arrays):
+        raise ValueError(f"{name} is {type(outs).__name__} of {len(outs)}, not a list of {len(arrays)} like arrays")
+    found = [space.made(array.shape, array.dtype) if out is None else _out(array, out, space, name)
+             for array, out in zip(arrays, outs)]
+    _check_apart([out for out, given in zip(found, outs) if given is not None and out.size], space)
+    return found
+
+
+def _check_apart(outs: list[Any], space: Space) -> None:
+    """Refuse two outs that share an element."""
+    placed = sorted((*bounds(out), place) for place, out in enumerate(outs))
+    for (_, end, one), (start, _, other) in pairwise(placed):
+        if start < end and space.overlap(outs[one], outs[other]):
+            raise ValueError(f"outs {min(one, other)} and {max(one, other)} share memory")
 
 
 def _out(array: Any, out: Any, space: Space, name: str) -> Any:

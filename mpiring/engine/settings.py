@@ -27,10 +27,23 @@ class Settings:
     stall_seconds: float = 60.0
     timeout: float = 300.0
 
-    def agreed(self, comm: Any) -> Settings:
-        """Take over rank 0's fusion threshold, cycle time and deterministic. Collective."""
-        threshold, cycle, fixed = comm.bcast((self.fusion_threshold, self.cycle_time, self.deterministic))
-        return replace(self, fusion_threshold=threshold, cycle_time=cycle, deterministic=fixed)
+
+def agree(given: Mapping[str, Any], comm: Any) -> Settings:
+    """Read the settings; take over rank 0's fusion threshold, cycle time and deterministic. Collective.
+
+    Raises what `read` does, on all ranks, naming the rank where something is wrong.
+    """
+    found: Any = None
+    try:
+        found = read(given)
+    except (TypeError, ValueError) as error:
+        found = error
+    everybody = comm.allgather(found)
+    for rank, other in enumerate(everybody):
+        if isinstance(other, Exception):
+            raise type(other)(f"rank {rank}: {other}")
+    first = everybody[0]
+    return replace(found, fusion_threshold=first.fusion_threshold, cycle_time=first.cycle_time, deterministic=first.deterministic)
 
 
 def read(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:

@@ -38,7 +38,7 @@ class Host:
         """Return an array over the same memory that does not keep it alive: plans outlive the buffers that they were made for."""
         if array.size == 0:
             return np.empty(array.shape, array.dtype)
-        low, high = _bounds(array)
+        low, high = bounds(array)
         memory = MPI.buffer.fromaddress(low, high - low)
         return np.ndarray(array.shape, array.dtype, memory, array.ctypes.data - low, array.strides)
 
@@ -87,14 +87,14 @@ class Device:
         """As for the host."""
         if array.size == 0:
             return self.xp.empty(array.shape, array.dtype)
-        low, high = _bounds(array)
+        low, high = bounds(array)
         memory = self.xp.cuda.UnownedMemory(low, high - low, None, self.index)
         pointer = self.xp.cuda.MemoryPointer(memory, array.data.ptr - low)
         return self.xp.ndarray(array.shape, array.dtype, pointer, array.strides)
 
     def overlap(self, a: Any, b: Any) -> bool:
         """As for the host, from the bounds alone."""
-        (a_low, a_high), (b_low, b_high) = _bounds(a), _bounds(b)
+        (a_low, a_high), (b_low, b_high) = bounds(a), bounds(b)
         return a_low < b_high and b_low < a_high
 
     def scratch(self, nbytes: int) -> Any:
@@ -241,7 +241,7 @@ def _in_row(shape: tuple[int, ...], index: int, start: int, stop: int) -> Iterat
         yield (index, *inner), length
 
 
-def _bounds(array: Any) -> tuple[int, int]:
+def bounds(array: Any) -> tuple[int, int]:
     """Return the first address that an array uses and the one after the last."""
     address = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
     reach = [(length - 1) * stride for length, stride in zip(array.shape, array.strides)]

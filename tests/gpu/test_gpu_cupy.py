@@ -41,7 +41,7 @@ def both(shape, strides):
 def test_arrays_lie_as_numpys_do(shape, strides):
     array, host = both(shape, strides)
     device = arrays.Device(cupy, 0)
-    assert arrays._bounds(array) == arrays._bounds(host)
+    assert arrays.bounds(array) == arrays.bounds(host)
     assert device.identity(array)[:4] == (host.ctypes.data, shape, strides, host.dtype)
     assert device.identity(device.alias(array)) == device.identity(array)
     assert device.overlap(array, array)

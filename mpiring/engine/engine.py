@@ -178,19 +178,16 @@ class Engine:
                          process_set: ProcessSet | None = None) -> Any:
         """Return the root's object, of any size, on all ranks; it is pickled. Other ranks' `obj` is not looked at."""
         data = pickle.dumps(obj) if self.rank == root else b""
-        options = {"process_set": process_set}
-        size = self.broadcast(np.array(len(data)), root, name=_with(name, "size"), **options)
-        mine = np.frombuffer(data, np.uint8) if self.rank == root else np.empty(int(size), np.uint8)
-        return pickle.loads(self.broadcast(mine, root, mine, name=_with(name, "data"), **options).tobytes())
+        size = int(self.broadcast(np.array(len(data)), root, name=name, process_set=process_set))
+        mine = np.frombuffer(data, np.uint8) if self.rank == root else np.empty(size, np.uint8)
+        part = None if name is None else f"{name}.data"
+        return pickle.loads(self.broadcast(mine, root, mine, name=part, process_set=process_set).data)
 
     def allgather_object(self, obj: Any, *, name: str | None = None, process_set: ProcessSet | None = None) -> list[Any]:
         """Return the objects of all ranks, of any size, in the order of ranks; they are pickled."""
-        data = np.frombuffer(pickle.dumps(obj), np.uint8)
-        options = {"process_set": process_set}
-        sizes = self.allgather_async(np.array([data.size]), name=_with(name, "size"), **options)
-        everything = self.allgather(data, name=_with(name, "data"), **options)
-        parts = np.split(everything, np.cumsum(self.synchronize(sizes))[:-1])
-        return [pickle.loads(part.tobytes()) for part in parts]
+        handle = self.allgather_async(np.frombuffer(pickle.dumps(obj), np.uint8), name=name, process_set=process_set)
+        everything = self.synchronize(handle)
+        return [pickle.loads(part.data) for part in np.split(everything, np.cumsum(handle.rows)[:-1])]
 
     # Handles
 
@@ -360,12 +357,12 @@ class Engine:
         return loop
 
     def _no_loop(self, call: str, chosen: Any) -> Exception:
-        where = f"{call} on rank {self.rank}: process_set"
+        where = f"{call} on rank {self.rank}:"
         if not isinstance(chosen, ProcessSet):
-            return TypeError(f"{where} is of type {type(chosen).__name__}, not a ProcessSet")
+            return TypeError(f"{where} process_set is of type {type(chosen).__name__}, not a ProcessSet")
         if chosen in self._sets:
-            return ValueError(f"{where}: this rank is not part of {chosen!r}")
-        return ValueError(f"{where} {chosen!r} " + ("was removed" if chosen.loop is None else "is of another engine"))
+            return ValueError(f"{where} this rank is not part of {chosen!r}")
+        return ValueError(f"{where} process_set {chosen!r} " + ("was removed" if chosen.loop is None else "is of another engine"))
 
     def _check_process(self, call: str) -> None:
         if self.forked:
@@ -394,10 +391,6 @@ _METRICS = ("operations", "errors", "bytes", "exchanges", "rounds", "known", "de
             "seconds_pack", "seconds_exchange", "seconds_unpack")
 
 _ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
-
-
-def _with(name: str | None, part: str) -> str | None:
-    return None if name is None else f"{name}.{part}"
 
 
 def _at_exit() -> None:

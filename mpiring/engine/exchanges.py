@@ -213,7 +213,7 @@ class Exchanges:
         rest = array.shape[1:]
         out = operation.space.made((sum(every), *rest), array.dtype)
         label = yield from self.mover.allgather(array, out, [count * prod(rest) for count in every])
-        operation.result = out
+        operation.result, operation.rows = out, every
         self._account(batch, out.nbytes, label, begun, begun, perf_counter())
 
     def _alltoall(self, batch: Batch, slot: Slot, index: int, rows: Rows) -> Exchange:

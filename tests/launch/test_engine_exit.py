@@ -54,7 +54,7 @@ say()
     assert len(said) == 3 and done.ended - max(line["time"] for line in said) < 5
 
 
-@pytest.mark.parametrize("ending", ["pass", "sys.exit(0)", "engine.shutdown()", "del engine"])
+@pytest.mark.parametrize("ending", ["sys.exit(0)", "engine.shutdown()", "del engine"])
 def test_a_rank_that_ends_early(start, ending):
     done, said = start(3, f"""
 engine = mpiring.Engine()
@@ -124,7 +124,7 @@ engine.allreduce(np.ones(3))
 
 def child():
     for call in (lambda: engine.allreduce(np.ones(3)), lambda: engine.synchronize(pending), lambda: engine.poll(pending),
-                 lambda: engine.barrier(), lambda: engine.metrics(), lambda: engine.add_process_set([0])):
+                 lambda: engine.barrier(), lambda: engine.add_process_set([0])):
         try:
             call()
         except RuntimeError as error:
@@ -159,7 +159,7 @@ import warnings
 warnings.simplefilter("ignore")
 engine = mpiring.init()
 context = multiprocessing.get_context("fork")
-for turn in range(5):
+for turn in range(3):
     handles = [engine.allreduce_async(np.ones(20_000), name=str(index)) for index in range(20)]
     with context.Pool(2) as pool:
         assert pool.map(abs, range(-10, 0)) == [*range(10, 0, -1)]
@@ -232,39 +232,32 @@ assert (engine.allreduce(np.ones(3)) == size).all()
 
 # ----------------------------------------------------------------- what the environment says
 
-STALLED = """
-engine = mpiring.Engine()
-if rank == 1:
-    time.sleep(3.5)
-try:
-    assert (engine.allreduce(np.ones(3), name="late") == size).all()
-    say(error="")
-except mpiring.StallError as error:
-    say(error=str(error))
-if rank == 0:
-    time.sleep(2)
-"""
-
-
-@pytest.mark.parametrize("environment, warned, given_up", [
-    ({"MPIRING_STALL_SECONDS": "0.5"}, True, False),
-    ({"HOROVOD_STALL_CHECK_TIME_SECONDS": "1"}, True, False),
-    ({"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_CHECK_DISABLE": "1"}, False, False),
-    ({"MPIRING_STALL_SECONDS": "0", "HOROVOD_STALL_CHECK_TIME_SECONDS": "1"}, False, False),
-    ({"MPIRING_TIMEOUT": "1"}, False, True),
-    ({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1"}, False, True),
-    ({"MPIRING_TIMEOUT": "0", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1"}, False, False),
-], ids=lambda value: "-".join(value) if isinstance(value, dict) else None)
-def test_stalls(start, environment, warned, given_up):
-    done, said = start(2, STALLED, **environment)
+@pytest.mark.parametrize("environment, noticed", [
+    ({"HOROVOD_STALL_CHECK_TIME_SECONDS": "0.3", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "2"}, True),
+    ({"MPIRING_STALL_SECONDS": "0.3", "MPIRING_TIMEOUT": "2", "HOROVOD_STALL_CHECK_DISABLE": "1"}, True),
+    ({"HOROVOD_STALL_CHECK_TIME_SECONDS": "0.3", "HOROVOD_STALL_CHECK_DISABLE": "1", "MPIRING_TIMEOUT": "0"}, False),
+], ids=["Horovod's", "ours", "never"])
+def test_stalls(start, environment, noticed):
+    done, said = start(2, """
+with mpiring.Engine() as engine:
+    try:
+        if rank == 1:
+            time.sleep(3)
+        engine.allreduce(np.ones(3), name="late")
+    except mpiring.StallError as error:
+        say(error=str(error))
+    else:
+        say(error="")
+    MPI.COMM_WORLD.Barrier()
+""", **environment)
     assert done.returncode == 0, done.stderr
-    assert ("'late'" in done.stderr) == warned, done.stderr
-    assert ("'late'" in said[0]["error"] and "rank 1" in said[0]["error"]) == given_up, said
+    assert ("'late'" in done.stderr) == noticed, done.stderr
+    assert ("'late'" in said[0]["error"] and "rank 1" in said[0]["error"]) == noticed, said
+    assert said[1]["error"] == ""
 
 
 @pytest.mark.parametrize("environment, exchanges", [
-    ({"MPIRING_FUSION_THRESHOLD": "0"}, 50), ({"HOROVOD_FUSION_THRESHOLD": "0"}, 50),
-    ({"HOROVOD_FUSION_THRESHOLD": "0", "MPIRING_FUSION_THRESHOLD": "1M"}, None),
+    ({"HOROVOD_FUSION_THRESHOLD": "0"}, 50), ({"HOROVOD_FUSION_THRESHOLD": "0", "MPIRING_FUSION_THRESHOLD": "1M"}, None),
 ], ids=str)
 def test_fusion_threshold(start, environment, exchanges):
     done, said = start(2, """

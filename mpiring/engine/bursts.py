@@ -28,13 +28,24 @@ class Burst:
         """
         sizes = [prod(shape) * each.itemsize for each, shape in layout]
         starts = [0, *accumulate(-(-size // grain) * grain for size in sizes)]
-        buffer = room(starts[-1])
-        self.length, self.nbytes = len(layout), starts[-1]
+        count = padded(-(-starts[-1] // dtype.itemsize))
+        buffer = room(count * dtype.itemsize)
+        self.nbytes = starts[-1]
         self.views = [buffer[start:start + size].view(each).reshape(shape)
                       for start, size, (each, shape) in zip(starts, sizes, layout)]
-        self.whole = buffer[:self.nbytes].view(dtype)
+        self.whole = buffer[:count * dtype.itemsize].view(dtype)
         self.move: Callable[[], Any] | None = None       # what exchanges it, once that is known
         self.host, self.plain = host, host and not scaled and max(sizes) < LONG
+
+
+def padded(count: int) -> int:
+    """Return the elements to exchange for some: one of eight numbers for each power of two, so that few plans serve all bursts.
+
+    >>> [padded(count) for count in (5, 100, 1000, 1025)]
+    [5, 104, 1024, 1152]
+    """
+    grain = 1 << max(0, (count - 1).bit_length() - 4)
+    return -(-count // grain) * grain
 
 
 def pack(burst: Burst, owners: Sequence[Any], indexes: Sequence[int]) -> None:

@@ -25,13 +25,18 @@ if TYPE_CHECKING:
     from mpiring.engine.loop import Loop
 
 SPIN = 2e-4
-"""Seconds for which a thread that waits for others gives its core away between looks before it sleeps."""
+"""Seconds, for each rank on a core, in which a thread that waits for others gives its core away between looks; then it sleeps."""
 
 PATIENCE, NAP, LONG_NAP, SHORT_NAP = 16, 1e-3, 5e-3, 3e-5
 """A sleep between looks takes a PATIENCEth of the time waited so far, but no longer than a NAP, after a second a LONG_NAP."""
 
 GATHERED = 20
 """Cycle times that pass at most before the thread begins a round, while operations go on coming."""
+
+CROWDED = 8
+"""Factor of the cycle time, times the ranks for each core, where ranks take turns on cores: a caller that submits one operation
+after another may not run for some milliseconds, while its thread does.
+"""
 
 ALERT = 0.02
 """Seconds after the last operation for which the thread looks for new ones once a cycle; to wake it costs the caller more."""
@@ -52,7 +57,7 @@ class Driver:
         self.taken = self.asleep = False
         self.active = perf_counter()
         self.seen = 0
-        self.cycle = max(loop.settings.cycle_time, LEAST_CYCLE)
+        self.cycle = max(loop.settings.cycle_time, LEAST_CYCLE) * (loop.crowd * CROWDED if loop.crowd > 1 else 1)
         self.thread = threading.Thread(target=self._run, name="mpiring-engine", daemon=True) if threaded else None
 
     def wake(self) -> None:
@@ -112,19 +117,16 @@ class Driver:
         To begin among submissions would be slow: two threads would take the interpreter from each other at every step.
         """
         loop = self.loop
-        if not loop.queue or loop.news:
+        if loop.news or not loop.queue:
             return loop.busy
-        more, self.seen = len(loop.queue) > self.seen, len(loop.queue)
+        more, self.seen = loop.submitted > self.seen, loop.submitted
         waited = perf_counter() - loop.queue[0].submitted
-        due = not more or waited > GATHERED * self.cycle or loop.queued >= loop.settings.fusion_threshold
-        if due:
-            self.seen = 0
-        return due
+        return not more or waited > GATHERED * self.cycle or loop.queued >= loop.settings.fusion_threshold
 
 
 def drive(loops: Sequence[Loop], over: Callable[[], bool]) -> None:
     """Move loops on until something is over: first giving the core away between looks, then asleep."""
-    begun, moved = perf_counter(), -1
+    begun, moved, spin = perf_counter(), -1, SPIN * max([loop.crowd for loop in loops])
     with np.errstate(all="ignore"):                      # of whose array it is that overflows nobody would know
         while not over():
             now = sum([loop.advance() for loop in loops])
@@ -132,7 +134,7 @@ def drive(loops: Sequence[Loop], over: Callable[[], bool]) -> None:
                 begun, moved = perf_counter(), now
                 continue
             waited = perf_counter() - begun
-            if waited < SPIN:
+            if waited < spin:
                 give_way()
             else:
                 time.sleep(nap(waited))

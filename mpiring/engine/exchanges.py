@@ -118,7 +118,8 @@ class Exchanges:
 
     def _burst(self, batch: Batch) -> Burst:
         description = batch.description
-        layout = [(np.dtype(slot.description.dtypes[index]), slot.description.shapes[index]) for slot, index in batch.members]
+        dtypes = {name: np.dtype(name) for slot, _ in batch.members for name in slot.description.dtypes}
+        layout = [(dtypes[slot.description.dtypes[index]], slot.description.shapes[index]) for slot, index in batch.members]
         # The elements of a sum lie side by side; a broadcast carries bytes, so each array begins where its dtype wants it.
         dtype, grain = (layout[0][0], 1) if description.kind == "allreduce" else (np.dtype(np.uint8), 16)
         space = next((slot.operation.space for slot, _ in batch.members if slot.operation), self.device)

@@ -5,6 +5,7 @@ A round is a generator that yields MPI requests, so whichever thread drives it c
 
 from __future__ import annotations
 
+import os
 import pickle
 import threading
 from collections import Counter, deque
@@ -14,6 +15,7 @@ from time import perf_counter
 import numpy as np
 from mpi4py import MPI
 
+from mpiring.engine.board import ROOM, Ballot, board_for
 from mpiring.engine.driver import Driver, nap
 from mpiring.engine.exchanges import Exchanges
 from mpiring.engine.negotiation import JOIN, NO_NEWS, SHUTDOWN, Negotiation, News, Slot
@@ -32,7 +34,7 @@ UNNAMED = 256
 
 JOINING = Description("join")
 
-Round = Generator[MPI.Request, None, None]
+Round = Generator[MPI.Request | Ballot, None, None]
 
 
 class _Abandoned(Exception):
@@ -45,6 +47,7 @@ class Loop:
     def __init__(self, comm: MPI.Comm, labels: Sequence[int], settings: Settings, threaded: bool):
         """comm: for this alone; freed at the end. labels: the numbers by which messages name ranks."""
         self.comm, self.settings, self.labels, self.threaded = comm, settings, labels, threaded
+        self.board = board_for(comm)
         self.negotiation = Negotiation(comm.rank, labels)
         self.lock = threading.RLock()
         self.queue: deque[Operation] = deque()           # submitted, and not in a round yet
@@ -52,7 +55,7 @@ class Loop:
         self.flight: dict[Hashable, Operation] = {}      # all that are on their way, by name
         self.held: deque[Operation] = deque()            # unnamed, and no room
         self.recent: dict[str, Known | None] = {}             # what was checked last under a name
-        self.unnamed = self.moved = 0
+        self.unnamed = self.submitted = self.moved = 0
         self.news: News = []
         self.leaving = self.ended = self.clean = False
         self.closed: BaseException | None = None         # why nothing can be submitted any more
@@ -69,7 +72,8 @@ class Loop:
         self.exchanges = Exchanges(comm, threaded, settings.fusion_threshold, self.counts)
         self.watch = Watch(self)
         self.running: Round | None = None
-        self.request: MPI.Request | None = None
+        self.request: MPI.Request | Ballot | None = None
+        self.crowd = max(1.0, self.exchanges.mover.neighbours / len(os.sched_getaffinity(0)))        # ranks for each core
         self.driver = Driver(self, threaded)
         if self.driver.thread is not None:
             self.driver.thread.start()
@@ -106,6 +110,7 @@ class Loop:
 
     def _enqueue(self, operation: Operation) -> None:
         self.queue.append(operation)
+        self.submitted += 1
         self.queued += operation.nbytes
         if self.groups:
             self._group(operation)
@@ -236,8 +241,13 @@ class Loop:
             seals, news = self.seals, self.news
             self.seals, self.news, self.queued = [], [], 0
         words, told = self.negotiation.compose(fresh, seals, news)
-        total = bytearray(len(words))
-        yield self.comm.Iallreduce([words, MPI.BYTE], [total, MPI.BYTE], MPI.BAND)
+        if self.board is not None and len(words) <= ROOM:
+            ballot = self.board.give(words)
+            yield ballot
+            total = ballot.total()
+        else:
+            total = bytearray(len(words))
+            yield self.comm.Iallreduce([words, MPI.BYTE], [total, MPI.BYTE], MPI.BAND)
         everyone: Sequence[News] = ()
         if total[0] != NO_NEWS:
             everyone = yield from self._tell(told)
@@ -369,6 +379,8 @@ class Loop:
         if self.clean:
             self.exchanges.free()
             self.watch.free()
+            if self.board is not None:
+                self.board.free()
             self.comm.Free()
 
 

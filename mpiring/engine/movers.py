@@ -38,6 +38,7 @@ class Plans:
     def __init__(self, comm: MPI.Comm):
         self.comm, self.channel = comm, channel_of(comm)
         node = self.channel.node                         # made now, while all ranks are here
+        self.neighbours = self.channel.nodes.count(self.channel.nodes[comm.rank])
         reaches = node is not None and node.private and node.size == comm.size > 2
         self.vectors_from = VECTORS_FROM // comm.size if reaches else None
 
@@ -104,7 +105,7 @@ class Plans:
 class Requests:
     """Moves arrays in host memory by MPI's collectives that do not block; NumPy reduces where MPI would do it otherwise."""
 
-    vectors_from = None
+    vectors_from, neighbours = None, 1
 
     def __init__(self, comm: MPI.Comm):
         self.comm = comm

@@ -49,17 +49,18 @@ class Slot:
     that has joined.
     """
 
-    __slots__ = ("alike", "description", "error", "key", "of", "operation", "signature", "used")
+    __slots__ = ("alike", "description", "error", "key", "of", "operation", "parts", "signature", "used")
 
     def __init__(self, key: Hashable, description: Description, size: int):
         self.key, self.of, self.description, self.alike = key, [description] * size, description, True
         self.signature = self.used = 0
+        self.parts: Any = None                           # how its arrays may go together, kept by who works that out
         self.operation: Operation | None = None
         self.error: MismatchError | None = None
 
     def say(self, rank: int, description: Description, signature: int) -> None:
         """Take note of what a rank says that this is."""
-        self.of[rank], self.signature = description, signature
+        self.of[rank], self.signature, self.parts = description, signature, None
         self.description = self.of[0]
         self.alike = all(what == description for what in self.of)
 
@@ -200,7 +201,7 @@ class Negotiation:
         description = next(iter(said))
         if description != slot.description:              # those who have joined had said something else
             self.signature += 1
-            slot.description, slot.signature = description, self.signature
+            slot.description, slot.signature, slot.parts = description, self.signature, None
         if len(said) > 1:
             slot.error = MismatchError(f"{shown(slot.key)}: ranks disagree: " + "; ".join(
                 f"{self.named(ranks)}: {what}" for what, ranks in said.items()))

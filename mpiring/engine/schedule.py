@@ -70,7 +70,11 @@ def batches(ready: Iterable[Slot], threshold: int, vectors_from: int | None = No
 
     vectors_from: bytes from which arrays that are alike are one vector; None: never.
     """
-    parts = [((slot, index), part) for slot in ready for index, part in enumerate(parts_of(slot.description, threshold))]
+    parts = []
+    for slot in ready:
+        if slot.parts is None:
+            slot.parts = parts_of(slot.description, threshold)
+        parts += [((slot, index), part) for index, part in enumerate(slot.parts)]
     vectors: dict[tuple, list[tuple[Member, Part]]] = {}
     if vectors_from is not None:
         for member, part in parts:

@@ -125,11 +125,13 @@ class Driver:
 
 
 def drive(loops: Sequence[Loop], over: Callable[[], bool]) -> None:
-    """Move loops on until something is over: first giving the core away between looks, then asleep."""
+    """Move loops on, once at least, until something is over: first giving the core away between looks, then asleep."""
     begun, moved, spin = perf_counter(), -1, SPIN * max([loop.crowd for loop in loops])
     with np.errstate(all="ignore"):                      # of whose array it is that overflows nobody would know
-        while not over():
+        while True:
             now = sum([loop.advance() for loop in loops])
+            if over():
+                return
             if now != moved:
                 begun, moved = perf_counter(), now
                 continue

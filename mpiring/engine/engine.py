@@ -199,11 +199,16 @@ class Engine:
         if handle.done:
             return True
         self._check_process("poll")
-        for loop in self._loops():
-            loop.seal()
-            if not self.threaded:
-                loop.advance()
+        self._seal()
+        if not self.threaded:
+            drive(self._loops(), lambda: True)
         return handle.done
+
+    def _seal(self) -> None:
+        """Where groups are fixed, let one end here in every process set: every run comes to this place in the program."""
+        if self.settings.deterministic:
+            for loop in self._loops():
+                loop.seal()
 
     def synchronize(self, handle: Operation) -> Any:
         """Wait for an operation; return its result, or raise what went wrong. Every rank must come to that.
@@ -213,7 +218,7 @@ class Engine:
         """
         if not handle.done:
             self._check_process("synchronize")
-            handle.loop.seal()
+            self._seal()
             self._wait(handle.loop, lambda: handle.done)
         if handle.error is not None:
             raise type(handle.error)(*handle.error.args)
@@ -224,11 +229,8 @@ class Engine:
         if self.threaded:
             loop.driver.wait(over)
             return
-        loops = self._loops()
-        for other in loops:
-            other.seal()
         with Interrupts() as interrupts:
-            drive(loops, lambda: over() or interrupts.caught)
+            drive(self._loops(), lambda: over() or interrupts.caught)
 
     # Process sets
 

@@ -226,7 +226,7 @@ class Loop:
 
     def _pause(self) -> float | None:
         """Return the seconds until the next round with nothing new; None: until there is something."""
-        if not self.negotiation.waiting:
+        if not (self.negotiation.waiting or self.ripe):
             return None
         if self.empty_since is None:
             return 0

@@ -233,8 +233,8 @@ assert (engine.allreduce(np.ones(3)) == size).all()
 # ----------------------------------------------------------------- what the environment says
 
 @pytest.mark.parametrize("environment, noticed", [
-    ({"HOROVOD_STALL_CHECK_TIME_SECONDS": "0.3", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "2"}, True),
-    ({"MPIRING_STALL_SECONDS": "0.3", "MPIRING_TIMEOUT": "2", "HOROVOD_STALL_CHECK_DISABLE": "1"}, True),
+    ({"HOROVOD_STALL_CHECK_TIME_SECONDS": "0.3", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1.4"}, True),
+    ({"MPIRING_STALL_SECONDS": "0.3", "MPIRING_TIMEOUT": "1.4", "HOROVOD_STALL_CHECK_DISABLE": "1"}, True),
     ({"HOROVOD_STALL_CHECK_TIME_SECONDS": "0.3", "HOROVOD_STALL_CHECK_DISABLE": "1", "MPIRING_TIMEOUT": "0"}, False),
 ], ids=["Horovod's", "ours", "never"])
 def test_stalls(start, environment, noticed):
@@ -242,7 +242,7 @@ def test_stalls(start, environment, noticed):
 with mpiring.Engine() as engine:
     try:
         if rank == 1:
-            time.sleep(3)
+            time.sleep(2.5)
         engine.allreduce(np.ones(3), name="late")
     except mpiring.StallError as error:
         say(error=str(error))

@@ -449,7 +449,8 @@ def test_metrics(engine):
     assert after["bytes"] - before["bytes"] == 40 * 400
     assert 0 < after["exchanges"] - before["exchanges"] <= 40 and after["fused"] >= 1
     assert after["errors"] == before["errors"] and after["pending"] == 0
-    assert {"rounds", "declared", "stalls", "seconds_negotiate", "seconds_pack", "seconds_exchange", "seconds_unpack"} <= after.keys()
+    assert {"rounds", "declared", "stalls"} <= after.keys()
+    assert all(after[f"seconds_{part}"] > 0 for part in ("negotiate", "pack", "exchange", "unpack"))
     if SIZE > 1:
         assert after["known"] - before["known"] >= 20, "names that ranks agreed about before need bits alone"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import pickle
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -392,7 +391,8 @@ class Engine:
 _METRICS = ("operations", "errors", "bytes", "exchanges", "rounds", "known", "declared", "stalls", "seconds_negotiate",
             "seconds_pack", "seconds_exchange", "seconds_unpack")
 
-_ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
+_ENGINES: set[Engine] = set()
+"""All that were not shut down: the others rely on a rank, whether or not its program still knows its engine."""
 
 
 def _at_exit() -> None:

@@ -17,6 +17,7 @@ from mpiring.engine.movers import Plans, Requests
 from mpiring.engine.negotiation import Slot
 from mpiring.engine.operation import Operation
 from mpiring.engine.schedule import ALONE, BURST, VECTOR, Batch, batches
+from mpiring.engine.settings import Settings
 from mpiring.runtime import ops
 from mpiring.runtime.arrays import HOST, Space
 from mpiring.runtime.channel import Cache
@@ -45,9 +46,11 @@ class Batches(list):
 class Exchanges:
     """The exchanges of one process set. Its generators yield the requests that MPI has to complete before they go on."""
 
-    def __init__(self, comm: MPI.Comm, threaded: bool, threshold: int, counts: Counter[str]):
-        self.comm, self.threaded, self.threshold, self.counts = comm, threaded, threshold, counts
+    def __init__(self, comm: MPI.Comm, threaded: bool, settings: Settings, counts: Counter[str]):
+        self.comm, self.threaded, self.threshold, self.counts = comm, threaded, settings.fusion_threshold, counts
         self.mover: Plans | Requests = Plans(comm) if threaded else Requests(comm)
+        # Which arrays are one vector depends on what is ready at once.
+        self.vectors_from = None if settings.deterministic else self.mover.vectors_from
         self.timeline: Any = None
         self.suffix = ""                                 # of a process set's rows in a timeline
         self.rooms: dict[Space, Any] = {}
@@ -78,7 +81,7 @@ class Exchanges:
         key = tuple([slot.signature for slot in ready])
         known = self.known.get(key)
         if known is None:
-            known = Batches(ready, self.threshold, self.mover.vectors_from)
+            known = Batches(ready, self.threshold, self.vectors_from)
             self.known.put(key, known)
         return known
 

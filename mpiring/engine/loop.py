@@ -69,7 +69,7 @@ class Loop:
         self.ripe: dict[Hashable, Slot] = {}             # with fixed groups: ready, and waiting for its seal
         self.sealed: list[tuple] = []
         self.counts: Counter[str] = Counter()
-        self.exchanges = Exchanges(comm, threaded, settings.fusion_threshold, self.counts)
+        self.exchanges = Exchanges(comm, threaded, settings, self.counts)
         self.watch = Watch(self)
         self.running: Round | None = None
         self.request: MPI.Request | Ballot | None = None
@@ -266,7 +266,8 @@ class Loop:
             self.moved += 1
         elif self.empty_since is None:
             self.empty_since = now
-        yield from self.exchanges.perform(self._admitted(outcome.ready, now), self._finish)
+        for ready in self._admitted(outcome.ready, now):
+            yield from self.exchanges.perform(ready, self._finish)
         if outcome.last is not None:
             self._all_joined(outcome.last, outcome.met)
         if outcome.leaving:
@@ -286,8 +287,8 @@ class Loop:
         found[self.comm.rank] = told                     # so that what was said last is known by identity
         return found
 
-    def _admitted(self, ready: list[Slot], now: float) -> list[Slot]:
-        """Return what is to be exchanged: without what ranks are at odds about; with fixed groups, only those that are complete."""
+    def _admitted(self, ready: list[Slot], now: float) -> list[list[Slot]]:
+        """Return what is to be exchanged together: without what ranks are at odds about; each fixed group, when it is complete."""
         good = []
         for slot in ready:
             if slot.operation is not None:
@@ -303,13 +304,13 @@ class Loop:
                 self.ripe[slot.key] = slot
             else:
                 good.append(slot)
-        return good + self._complete_groups() if self.sealed else good
+        return [good, *self._complete_groups()] if self.sealed else [good]
 
-    def _complete_groups(self) -> list[Slot]:
+    def _complete_groups(self) -> list[list[Slot]]:
         found = []
         for keys in [keys for keys in self.sealed if all(key in self.ripe for key in keys)]:
             self.sealed.remove(keys)
-            found += [self.ripe.pop(key) for key in keys]
+            found.append([self.ripe.pop(key) for key in keys])
         return found
 
     def _is_grouped(self, slot: Slot) -> bool:

@@ -69,15 +69,15 @@ class Plans:
 
     def reduce_scatter(self, send: Any, recv: Any, op: Any, counts: Sequence[int]) -> Moves:
         """Reduce, and leave each rank its chunk of `counts` elements."""
-        return self._run("reduce_scatter", send, recv, op, counts)
+        return self._once("reduce_scatter", send, recv, op, counts)
 
     def allgather(self, send: Any, recv: Any, counts: Sequence[int]) -> Moves:
         """Gather chunks of `counts` elements."""
-        return self._run("allgather", send, recv, None, counts)
+        return self._once("allgather", send, recv, None, counts)
 
     def alltoall(self, send: Any, recv: Any, counts: Sequence[Sequence[int]]) -> Moves:
         """Exchange blocks: counts[i][j] elements go from rank i to rank j."""
-        return self._run("alltoall", send, recv, None, counts)
+        return self._once("alltoall", send, recv, None, counts)
 
     def broadcast(self, array: Any, root: int) -> Moves:
         """Give all ranks the root's array."""
@@ -90,6 +90,13 @@ class Plans:
 
     def _run(self, *arguments: Any) -> Moves:
         return self._call(self._plan(*arguments))
+
+    def _once(self, *arguments: Any) -> Moves:
+        """As _run, for a result that is another array every time: the plan is not kept."""
+        plan = self._plan(*arguments)
+        label = yield from self._call(plan)
+        self.channel.plans.drop(plan)
+        return label
 
     def _plan(self, collective: str, send: Any, recv: Any, op: Any, counts: Any = None, root: int = 0) -> Any:
         arguments = parse(collective, AUTO, send, None if recv is send else recv, op, self.comm, counts, root)

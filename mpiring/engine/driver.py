@@ -75,6 +75,7 @@ class Driver:
                             self.free.wait(None if interrupts.idle else BESIDE)
                         continue
                     self.taken = True
+                self.loop.exchanges.mover.patience(False)
                 self._drive(lambda: over() or interrupts.caught)
 
     def _drive(self, over: Callable[[], bool]) -> None:
@@ -96,6 +97,7 @@ class Driver:
                 if self.taken or not self._due():
                     continue
                 self.taken = True
+            loop.exchanges.mover.patience(True)          # the caller computes
             self._drive(lambda: loop.ended or not loop.busy)
 
     def _rest(self) -> None:

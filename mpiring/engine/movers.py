@@ -37,10 +37,15 @@ class Plans:
 
     def __init__(self, comm: MPI.Comm):
         self.comm, self.channel = comm, channel_of(comm)
+        self.channel.waits.both = self.channel.spread    # messages between nodes take long
         node = self.channel.node                         # made now, while all ranks are here
         self.neighbours = self.channel.nodes.count(self.channel.nodes[comm.rank])
         reaches = node is not None and node.private and node.size == comm.size > 2
         self.vectors_from = VECTORS_FROM // comm.size if reaches else None
+
+    def patience(self, patient: bool) -> None:
+        """Wait so that others can have the core, or for the least delay."""
+        self.channel.waits.patient = patient and self.channel.waits.both
 
     def vector(self, op: str, dtype: np.dtype, counts: Sequence[int]) -> VectoredPlan:
         """Return the allreduce of arrays of these lengths as one vector."""
@@ -113,6 +118,9 @@ class Requests:
     """Moves arrays in host memory by MPI's collectives that do not block; NumPy reduces where MPI would do it otherwise."""
 
     vectors_from, neighbours = None, 1
+
+    def patience(self, patient: bool) -> None:
+        """Nothing waits here."""
 
     def __init__(self, comm: MPI.Comm):
         self.comm = comm

@@ -70,6 +70,12 @@ class Inline(Executor):
         return future
 
 
+class Waits:
+    """How a comm's plans wait for messages: patiently, so that the core is free for others, or not; `both`: it may change."""
+
+    patient = both = False
+
+
 class Channel:
     """A comm's private state. Its messages travel on `comm`, a duplicate, so they never meet those of the caller."""
 
@@ -83,6 +89,7 @@ class Channel:
         self.nodes = nodes(self.comm)
         self.spread = len(set(self.nodes)) > 1
         self.beside = parent is not None                 # whether this is for a thread other than the caller's
+        self.waits = parent.waits if parent else Waits()
         self.segment, self.table = (parent.segment, parent.table) if parent else self._settings()
         self.programs, self.plans = Cache(PLANNED), Cache(PLANNED)
         self.made: weakref.WeakSet[Any] = weakref.WeakSet()      # all plans that somebody still has

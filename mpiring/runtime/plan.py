@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,6 +18,10 @@ from mpiring.runtime.giveup import FLAG_BITS, LAST, Unexpected, give_up
 from mpiring.runtime.program import Average, Combine, Copy, Piece, Program, Slot
 
 Task = tuple[Callable[..., Any], tuple]
+
+
+SPIN, NAP = 2e-5, 3e-4
+"""Seconds of a patient wait before it sleeps, and of each sleep: in that, a link of 1 Gbit/s carries what a socket buffers."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,13 @@ class Move(NamedTuple):
     after: list[Task]                                        # reduce, or copy into place
 
 
+def patiently(request: MPI.Request, status: MPI.Status | None = None) -> None:
+    """Wait for a message asleep between looks, but for the first moment: MPI's own wait keeps a core busy, which others want."""
+    until = time.perf_counter() + SPIN
+    while not request.Test(status):
+        time.sleep(0 if time.perf_counter() < until else NAP)
+
+
 class Plan:
     """Runs a program on one pair of buffers. Every message carries a signature of the call, so ranks that disagree notice."""
 
@@ -75,6 +87,7 @@ class Plan:
             raise RuntimeError(f"this comm cannot be used any more ({self.channel.broken}); use a duplicate of it")
         comm, status, settle = self.channel.comm, self.status, self.space.settle
         irecv, isend, sendrecv, any_tag = comm.Irecv, comm.Isend, comm.Sendrecv, MPI.ANY_TAG
+        wait = patiently if self.channel.waits.patient else MPI.Request.Wait
         recvs: list[Any] = [None] * len(self.moves)
         sends: list[Any] = [None] * len(self.moves)
         i = 0
@@ -95,9 +108,9 @@ class Plan:
                     for task, args in ahead:
                         task(*args)
                     if receives:
-                        recvs[i].Wait(status)
+                        wait(recvs[i], status)
                     if waits:
-                        sends[i].Wait()
+                        wait(sends[i])
                         sends[i] = False
                 if receives:
                     if status.tag != tag or status.count != nbytes:
@@ -132,7 +145,8 @@ class Plan:
             receives, waits = transfer.recv_from is not None, transfer.send_to is not None
             tag = self.signature | (LAST if transfer.recv_last else 0)
             exchange = None
-            if not ahead[j] and [post[0] for post in posts[j]] == [start[0] for start in starts[j]] == [j]:
+            alone = [post[0] for post in posts[j]] == [start[0] for start in starts[j]] == [j]
+            if alone and not ahead[j] and not self.channel.waits.both:
                 (_, recv, source), (_, send, dest, send_tag) = posts[j][0], starts[j][0]
                 exchange = send, dest, send_tag, recv, source, MPI.ANY_TAG, self.status
             after = list(binder.tasks(transfer.after))

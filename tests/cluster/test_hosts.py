@@ -68,7 +68,7 @@ for algorithm, buf in (("ring", vector), ("tree", vector), ("shared", vector), (
     mpiring.allreduce(buf, algorithm=algorithm)         # connects, and makes the plan
     comm.Barrier()
     before = sent()
-    comm.Barrier()                                      # a host is counted as a whole: no rank sends before the others on it have read
+    comm.Barrier()                                      # a host counts as a whole: no rank sends before all on it have read
     mpiring.allreduce(buf, algorithm=algorithm)
     comm.Barrier()                                      # what this rank sent has been received now, so it has been counted
     counted = comm.gather(sent() - before)

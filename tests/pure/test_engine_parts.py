@@ -104,7 +104,8 @@ def test_arrays_that_are_alike_and_long_together_are_one_vector():
 
 @pytest.mark.parametrize("description", [
     allreduce((40,), prescale=0.5), allreduce((40,), postscale=0.5), allreduce((40,), device=True),
-    allreduce((40,), dtype="float16"), allreduce((40,), dtype="bfloat16"), allreduce((0,)), allreduce((40,), op="an op made with MPI.Op.Create")], ids=str)
+    allreduce((40,), dtype="float16"), allreduce((40,), dtype="bfloat16"),
+    allreduce((0,)), allreduce((40,), op="an op made with MPI.Op.Create")], ids=str)
 def test_what_is_never_part_of_a_vector(description):
     assert VECTOR not in [way for way, _ in ways([description] * 3, 120, 0)]
 
@@ -204,7 +205,7 @@ LAYOUTS = {
     "contiguous": lambda array: array.copy(),
     "strided": lambda array: np.repeat(array, 2, 0)[::2],
     "reversed": lambda array: array[::-1].copy()[::-1],
-    "unaligned": lambda array: np.frombuffer(bytearray(b" " + array.tobytes()), np.uint8)[1:].view(array.dtype).reshape(array.shape),
+    "unaligned": lambda array: np.frombuffer(bytearray(b" " + array.tobytes()), np.uint8)[1:].view(array.dtype),
 }
 
 
@@ -383,7 +384,7 @@ def test_what_is_wrong_with_an_argument(name, value, error):
 
 
 def test_a_threshold_without_end_is_a_wrong_argument():
-    with pytest.raises((TypeError, ValueError), match="^fusion_threshold is "):
+    with pytest.raises((TypeError, ValueError), match=r"^fusion_threshold is "):
         read({"fusion_threshold": float("inf")}, {})
 
 

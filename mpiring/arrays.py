@@ -44,7 +44,9 @@ def _make(shape: Any, dtype: Any, comm: MPI.Comm) -> np.ndarray:
                             f"{found[odd]}")
     array, region = memory.allocate(channel.node and channel.node.comm, shape, dtype)
     channel.regions.add(region)
-    channel.shares = True
+    if not channel.shares:                               # which says what "auto" chooses: no rank may keep a plan from before
+        channel.shares = True
+        channel.plans.clear()
     return array
 
 

@@ -210,6 +210,10 @@ class ndarray:
         return self._host.strides
 
     @property
+    def ndim(self) -> int:
+        return self._host.ndim
+
+    @property
     def size(self) -> int:
         return self._host.size
 

@@ -98,7 +98,11 @@ class Driver:
                     continue
                 self.taken = True
             loop.exchanges.mover.patience(True)          # the caller computes
-            self._drive(lambda: loop.ended or not loop.busy)
+            try:
+                self._drive(lambda: loop.ended or not loop.busy)
+            except BaseException as error:
+                loop.end(error, broken=True)
+                raise
 
     def _rest(self) -> None:
         """Sleep until there may be something to do."""

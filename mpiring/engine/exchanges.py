@@ -15,7 +15,7 @@ from mpiring.algorithms.cuts import counts as balanced
 from mpiring.engine.bursts import Burst, pack, put, settle, take, unpack
 from mpiring.engine.movers import Plans, Requests
 from mpiring.engine.negotiation import Slot
-from mpiring.engine.operation import Operation
+from mpiring.engine.operation import Operation, dtype_of
 from mpiring.engine.schedule import ALONE, BURST, VECTOR, Batch, batches
 from mpiring.engine.settings import Settings
 from mpiring.runtime import ops
@@ -121,7 +121,7 @@ class Exchanges:
 
     def _burst(self, batch: Batch) -> Burst:
         description = batch.description
-        dtypes = {name: np.dtype(name) for slot, _ in batch.members for name in slot.description.dtypes}
+        dtypes = {name: dtype_of(name) for slot, _ in batch.members for name in slot.description.dtypes}
         layout = [(dtypes[slot.description.dtypes[index]], slot.description.shapes[index]) for slot, index in batch.members]
         # The elements of a sum lie side by side; a broadcast carries bytes, so each array begins where its dtype wants it.
         dtype, grain = (layout[0][0], 1) if description.kind == "allreduce" else (np.dtype(np.uint8), 16)
@@ -143,11 +143,11 @@ class Exchanges:
         begun, description = perf_counter(), batch.description
         shapes = [slot.description.shapes[index] for slot, index in batch.members]
         if batch.burst is None:
-            batch.burst = self.mover.vector(description.op, np.dtype(description.dtypes[0]), [prod(shape) for shape in shapes])
+            batch.burst = self.mover.vector(description.op, dtype_of(description.dtypes[0]), [prod(shape) for shape in shapes])
         arrays, outs = [], []
         for (slot, index), shape in zip(batch.members, shapes):
             operation = slot.operation
-            arrays.append(operation.arrays[index] if operation else np.zeros(shape, description.dtypes[0]))
+            arrays.append(operation.arrays[index] if operation else np.zeros(shape, dtype_of(description.dtypes[0])))
             outs.append(operation.outs[index] if operation else arrays[-1])
         packed = perf_counter()
         if batch.burst.run(arrays, outs):
@@ -171,7 +171,7 @@ class Exchanges:
     def _allreduce(self, batch: Batch, slot: Slot, index: int, rows: Rows) -> Exchange:
         begun, description, operation = perf_counter(), slot.description, slot.operation
         if operation is None:                            # this rank has joined
-            array = out = self.device.xp.zeros(description.shapes[index], np.dtype(description.dtypes[index]))
+            array = out = self.device.xp.zeros(description.shapes[index], dtype_of(description.dtypes[index]))
             op = ops.NAMES[description.op]
         else:
             array, out, op = operation.arrays[index], operation.outs[index], operation.op

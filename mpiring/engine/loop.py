@@ -63,10 +63,10 @@ class Loop:
         self.empty_since: float | None = None            # when rounds began to bring nothing
         self.rested = 0.0
         self.groups = settings.deterministic and comm.rank == 0      # whether this rank's program says what is fused
-        self.unsealed: list[Hashable] = []               # then: submitted since the last seal
+        self.unsealed: dict[Hashable, None] = {}         # then: submitted since the last seal
         self.unsealed_bytes = 0
         self.seals: list[tuple] = []
-        self.ripe: dict[Hashable, Slot] = {}             # with fixed groups: ready, and waiting for its seal
+        self.ripe: dict[Hashable, Slot | None] = {}      # with fixed groups: ready, and waiting for its seal
         self.sealed: list[tuple] = []
         self.counts: Counter[str] = Counter()
         self.exchanges = Exchanges(comm, threaded, settings, self.counts)
@@ -93,6 +93,7 @@ class Loop:
             why = "was given up, but others may still come for it" if given_up else "is on its way already"
             raise ValueError(f"an operation with the name {operation.key!r} {why}: synchronize it first, or use another name")
         else:
+            self._group(operation)
             self._enqueue(operation)
         if self.closed is not None:
             self._refuse(operation)
@@ -102,6 +103,7 @@ class Loop:
         with self.lock:
             operation.key = key = self.unnamed % UNNAMED
             self.unnamed += 1
+            self._group(operation)
             if self.held or key in self.flight:
                 self.held.append(operation)
             else:
@@ -112,8 +114,6 @@ class Loop:
         self.queue.append(operation)
         self.submitted += 1
         self.queued += operation.nbytes
-        if self.groups:
-            self._group(operation)
         if self.driver.asleep:                           # the thread sets that before it looks at the queue for the last time
             self.driver.wake()
 
@@ -146,8 +146,8 @@ class Loop:
 
     def under_way(self) -> list[Operation]:
         """Return the operations that callers wait for, those aside that have joined."""
-        with self.lock:
-            return [operation for key, operation in self.flight.items() if key != JOIN and not operation.done]
+        flight = self.flight.copy()                      # at one stroke: callers add to it without a lock
+        return [operation for key, operation in flight.items() if key != JOIN and not operation.done]
 
     def seal(self) -> None:
         """Let what was submitted so far be a group, where groups are fixed."""
@@ -169,18 +169,20 @@ class Loop:
 
     def _group(self, operation: Operation) -> None:
         """Note what belongs to a fixed group: rank 0's program says what, by the order in which it submits."""
-        groups = {part.group for part in parts_of(operation.description, self.settings.fusion_threshold)}
-        if operation.description.kind == "allreduce" and groups != {None}:
+        description, threshold = operation.description, self.settings.fusion_threshold
+        if self.groups and description.kind == "allreduce" and any(part.group for part in parts_of(description, threshold)):
             with self.lock:
-                self.unsealed.append(operation.key)
+                if operation.key in self.unsealed:       # one without a name, held back until the other one is through
+                    self._seal()
+                self.unsealed[operation.key] = None
                 self.unsealed_bytes += operation.nbytes
-                if self.unsealed_bytes >= self.settings.fusion_threshold:
+                if self.unsealed_bytes >= threshold:
                     self._seal()
 
     def _seal(self) -> None:
         if self.unsealed:
             self.seals.append((SEAL, *self.unsealed))
-            self.unsealed, self.unsealed_bytes = [], 0
+            self.unsealed, self.unsealed_bytes = {}, 0
 
     # What moves on
 
@@ -198,9 +200,9 @@ class Loop:
                     break
                 self.request = None
         except _Abandoned:
-            self._end(ShutdownError("the engine has been shut down"))
+            self.end(ShutdownError("the engine has been shut down"))
         except BaseException as error:
-            self._end(error, broken=True)
+            self.end(error, broken=True)
             if not isinstance(error, Exception):
                 raise
         return self.moved
@@ -271,7 +273,7 @@ class Loop:
         if outcome.last is not None:
             self._all_joined(outcome.last, outcome.met)
         if outcome.leaving:
-            self._end(ShutdownError(f"{self.negotiation.named(outcome.leaving)} shut the engine down"))
+            self.end(ShutdownError(f"{self.negotiation.named(outcome.leaving)} shut the engine down"))
         if line is not None:
             line.flush()
 
@@ -294,29 +296,41 @@ class Loop:
             if slot.operation is not None:
                 slot.operation.agreed = now
             if slot.error is not None:
-                if slot.operation is not None:
-                    slot.operation.left = 1              # none of a group's arrays will be exchanged
-                    self._finish([slot.operation], slot.error)
-                slot.operation = slot.error = None
+                self._refuse_slot(slot)
             elif slot.description.kind == SEAL:
                 self.sealed.append(slot.key[1:])
-            elif self.settings.deterministic and self._is_grouped(slot):
+            elif self._is_grouped(slot, slot.description):
                 self.ripe[slot.key] = slot
             else:
                 good.append(slot)
         return [good, *self._complete_groups()] if self.sealed else [good]
 
+    def _refuse_slot(self, slot: Slot) -> None:
+        """Let an operation fail that ranks are at odds about; its fixed group need not wait for it."""
+        if self._is_grouped(slot, slot.of[0]):
+            self.ripe[slot.key] = None
+        if slot.operation is not None:
+            slot.operation.left = 1                      # none of a group's arrays will be exchanged
+            self._finish([slot.operation], slot.error)
+        slot.operation = slot.error = None
+
     def _complete_groups(self) -> list[list[Slot]]:
-        found = []
-        for keys in [keys for keys in self.sealed if all(key in self.ripe for key in keys)]:
-            self.sealed.remove(keys)
-            found.append([self.ripe.pop(key) for key in keys])
+        """Return the fixed groups that are complete. One waits for an earlier one with the same name, for that comes first."""
+        found, waiting = [], []
+        claimed: set[Hashable] = set()
+        for keys in self.sealed:
+            if claimed.isdisjoint(keys) and all(key in self.ripe for key in keys):
+                found.append([slot for slot in [self.ripe.pop(key) for key in keys] if slot is not None])
+            else:
+                waiting.append(keys)
+                claimed.update(keys)
+        self.sealed = waiting
         return found
 
-    def _is_grouped(self, slot: Slot) -> bool:
-        """Tell whether an operation waits for its fixed group, which rank 0 must be there to name."""
-        return (slot.description.kind == "allreduce" and 0 not in self.negotiation.joined
-                and any(part.group for part in parts_of(slot.description, self.settings.fusion_threshold)))
+    def _is_grouped(self, slot: Slot, description: Description) -> bool:
+        """Tell whether an operation belongs to a fixed group: rank 0 must be there to name it, and found it fit to be fused."""
+        return (self.settings.deterministic and slot.led and description.kind == "allreduce"
+                and any(part.group for part in parts_of(description, self.settings.fusion_threshold)))
 
     # How operations end
 
@@ -357,14 +371,14 @@ class Loop:
             self.unnamed = met
             self.driver.free.notify_all()
 
-    def _end(self, error: BaseException, broken: bool = False) -> None:
+    def end(self, error: BaseException, broken: bool = False) -> None:
         """Let all that is on its way fail, and what is submitted from now on."""
         if broken:
             error = RuntimeError(f"the engine failed: {type(error).__name__}: {error}")
         with self.lock:
             self.ended = True
             self.closed = self.closed if self.leaving and not broken else error
-            for operation in [*self.flight.values(), *self.held]:
+            for operation in [*self.flight.copy().values(), *self.held]:
                 if not operation.done:
                     operation.error, operation.done = error, True
             self.flight.clear()

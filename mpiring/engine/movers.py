@@ -39,6 +39,7 @@ class Plans:
         self.comm, self.channel = comm, channel_of(comm)
         self.channel.waits.both = self.channel.spread    # messages between nodes take long
         node = self.channel.node                         # made now, while all ranks are here
+        self.channel.shares = True                       # before there is any plan, for it says what "auto" chooses
         self.neighbours = self.channel.nodes.count(self.channel.nodes[comm.rank])
         reaches = node is not None and node.private and node.size == comm.size > 2
         self.vectors_from = VECTORS_FROM // comm.size if reaches else None
@@ -65,7 +66,6 @@ class Plans:
             warnings.simplefilter("ignore", RuntimeWarning)          # an ordinary buffer serves as well
             room, region = memory.allocate(node.comm, nbytes, np.dtype(np.uint8))
         self.channel.regions.add(region)
-        self.channel.shares = True
         return room
 
     def allreduce(self, send: Any, recv: Any, op: Any) -> Moves:

@@ -46,10 +46,10 @@ class Slot:
 
     description: what all say. alike: whether they do. signature: a number that changes with what they say, and is no other slot's.
     used: the round in which it was ready last. operation, error: of this rank, when it is ready; the operation is None on a rank
-    that has joined.
+    that has joined. led: whether rank 0 has submitted it, rather than joined.
     """
 
-    __slots__ = ("alike", "description", "error", "key", "of", "operation", "parts", "signature", "used")
+    __slots__ = ("alike", "description", "error", "key", "led", "of", "operation", "parts", "signature", "used")
 
     def __init__(self, key: Hashable, description: Description, size: int):
         self.key, self.of, self.description, self.alike = key, [description] * size, description, True
@@ -57,6 +57,7 @@ class Slot:
         self.parts: Any = None                           # how its arrays may go together, kept by who works that out
         self.operation: Operation | None = None
         self.error: MismatchError | None = None
+        self.led = True
 
     def say(self, rank: int, description: Description, signature: int) -> None:
         """Take note of what a rank says that this is."""
@@ -91,6 +92,7 @@ class Negotiation:
         self.pending: dict[int, Operation | None] = {}
         self.fresh: dict[Hashable, Operation | None] = {}        # submitted in this round, without a slot yet
         self.joined: dict[int, int] = {}                 # who has, in order; unnamed operations of each until then
+        self.owed: dict[int, set[Hashable]] = {}         # what they had submitted before, and is not agreed yet
         self.round = self.signature = 0
 
     @property
@@ -99,11 +101,11 @@ class Negotiation:
         return bool(self.pending or self.rank in self.joined)
 
     def compose(self, operations: Iterable[Operation], seals: Iterable[tuple] = (), news: News = ()) -> tuple[bytearray, News]:
-        """Return this rank's words, for the AND of all, and its news; `news` are those about itself.
+        """Return this rank's words, for the AND of all, and its news; `news` are about itself: JOIN with its unnamed operations.
 
         The words must stay as they are until agree is called.
         """
-        told = list(news)
+        told: News = []
         for operation in operations:
             index = self._submit(operation.key, operation)
             said = None if index is None else self.slots[index].of[self.rank]
@@ -112,6 +114,8 @@ class Negotiation:
         for key in seals:
             if self._submit(key, None) is None:
                 told.append((key, Description(SEAL)))
+        pending = {*self.fresh, *(self.slots[index].key for index in self.pending)} if news else ()
+        told += [(key, (what, pending)) if key == JOIN else (key, what) for key, what in news]
         words = self.words
         if self.rank in self.joined:
             words = words[:1] + bytes(byte | SUBMITTED for byte in words[1:])
@@ -144,16 +148,17 @@ class Negotiation:
         for index in ready:
             slot = slots[index]
             agreed.append(slot)
-            slot.used, slot.operation = number, pop(index, None)
+            slot.used, slot.operation, slot.led = number, pop(index, None), True
             words[index + 1] = IDLE
-            if absent or not slot.alike or slot.description.kind == SEAL:
+            if self.joined or not slot.alike or slot.description.kind == SEAL:
                 self._settle(index, absent)
         if len(self.ids) > self.capacity:
             self._forget((said & IDLE).nonzero()[0].tolist(), spoken)
         last, met = None, 0
-        if len(self.joined) == self.size:
+        if len(self.joined) == self.size and not any(self.owed.values()):
             last, met = list(self.joined)[-1], max(self.joined.values())
             self.joined.clear()
+            self.owed.clear()
         return Outcome(agreed, leaving, last, met)
 
     def _hear(self, told: Sequence[News]) -> tuple[list[int], dict[int, set[int]], list[int]]:
@@ -166,7 +171,7 @@ class Negotiation:
                 if key == SHUTDOWN:
                     leaving.append(rank)
                 elif key == JOIN:
-                    self.joined[rank] = what
+                    self.joined[rank], self.owed[rank] = what
                 else:
                     if key not in self.ids:
                         made.append(self._make(key, what))
@@ -186,7 +191,7 @@ class Negotiation:
             if index + 1 == len(self.words):
                 self.words += bytes([IDLE]) * index
         self.ids[key], self.slots[index] = index, Slot(key, description, self.size)
-        self.words[index + 1] = EITHER if description.kind == SEAL and self.rank else IDLE
+        self.words[index + 1] = IDLE
         return index
 
     def _settle(self, index: int, absent: set[int]) -> None:
@@ -194,6 +199,12 @@ class Negotiation:
         slot = self.slots[index]
         if slot.description.kind == SEAL and self.rank:
             self.words[index + 1] = EITHER
+        absent = {rank for rank in absent if slot.key not in self.owed[rank]}
+        slot.led = 0 not in absent
+        for keys in self.owed.values():
+            keys.discard(slot.key)
+        if slot.alike and not absent:
+            return
         said: dict[Description, list[int]] = {}
         for rank in range(self.size):
             if rank not in absent:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from importlib import import_module
 from time import perf_counter
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from mpiring.runtime import ops
 from mpiring.runtime.arrays import HOST, Space
@@ -47,6 +50,14 @@ class Description(NamedTuple):
         """Write dtype and shape of one array: float32 (3, 4)."""
         lengths = ["*" if length is None else str(length) for length in self.shapes[index]]
         return f"{self.dtypes[index]} ({', '.join(lengths)}{',' if len(lengths) == 1 else ''})"
+
+
+def dtype_of(name: str) -> np.dtype:
+    """Return the dtype that a description names; on a rank that has joined it may be one of ml_dtypes that was never seen here."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        return np.dtype(getattr(import_module("ml_dtypes"), name))
 
 
 def shown(key: Hashable) -> str:

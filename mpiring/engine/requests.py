@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 from numbers import Real
@@ -160,16 +161,23 @@ def _outs(arrays: Sequence[Any], outs: Sequence[Any] | None, space: Space, singl
         raise ValueError(f"{name} is {type(outs).__name__} of {len(outs)}, not a list of {len(arrays)} like arrays")
     found = [space.made(array.shape, array.dtype) if out is None else _out(array, out, space, name)
              for array, out in zip(arrays, outs)]
-    _check_apart([out for out, given in zip(found, outs) if given is not None and out.size], space)
+    if len(found) > 1 and any(out is not None for out in outs):
+        _check_apart(arrays, found, space)
     return found
 
 
-def _check_apart(outs: list[Any], space: Space) -> None:
-    """Refuse two outs that share an element."""
-    placed = sorted((*bounds(out), place) for place, out in enumerate(outs))
+def _check_apart(arrays: Sequence[Any], outs: Sequence[Any], space: Space) -> None:
+    """Refuse outs of a group that share an element with one another, or with another one's array."""
+    placed = sorted((*bounds(out), place) for place, out in enumerate(outs) if out.size)
     for (_, end, one), (start, _, other) in pairwise(placed):
         if start < end and space.overlap(outs[one], outs[other]):
             raise ValueError(f"outs {min(one, other)} and {max(one, other)} share memory")
+    for place, array in enumerate(arrays):
+        low, high = bounds(array)
+        first = max(0, bisect_left(placed, (low,)) - 1)
+        for start, end, other in placed[first:bisect_left(placed, (high,))] if array.size else ():
+            if other != place and start < high and low < end and space.overlap(outs[other], array):
+                raise ValueError(f"out {other} shares memory with array {place}")
 
 
 def _out(array: Any, out: Any, space: Space, name: str) -> Any:

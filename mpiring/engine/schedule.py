@@ -6,10 +6,8 @@ from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple
 
-import numpy as np
-
 from mpiring.engine.negotiation import Slot
-from mpiring.engine.operation import Description
+from mpiring.engine.operation import Description, dtype_of
 from mpiring.runtime import ops
 from mpiring.runtime.halves import is_narrow
 
@@ -56,7 +54,7 @@ def parts_of(description: Description, threshold: int) -> list[Part]:
     known = not reduces or description.op in ops.NAMES
     parts = []
     for name, shape in zip(description.dtypes, description.shapes):
-        dtype = np.dtype(name)
+        dtype = dtype_of(name)
         nbytes = prod(shape) * dtype.itemsize
         alike = (name, description.op) if reduces else (description.root,)
         group = (description.kind, description.device, *alike) if known and nbytes <= threshold and nbytes < DIRECT else None

@@ -72,7 +72,7 @@ def _checked(name: str, source: str, value: Any) -> Any:
     kind = {"fusion_threshold": int, "deterministic": bool, "timeline": os.fspath}.get(name, float)
     try:
         value = kind(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise TypeError(f"{source} is {value!r}, of type {type(value).__name__}") from None
     if kind in (int, float) and not 0 <= value < float("inf"):
         raise ValueError(f"{source} is {value!r}: it must be 0 or more, and finite")

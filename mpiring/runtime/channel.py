@@ -51,6 +51,11 @@ class Cache(dict):
         while self.length > self.limit and len(self) > 1:
             self.length -= self.pop(next(iter(self))).length
 
+    def clear(self) -> None:
+        """Forget all."""
+        super().clear()
+        self.length = 0
+
     def drop(self, value: Any) -> None:
         """Forget the newest value, if it is this one."""
         if self and self[key := next(reversed(self))] is value:

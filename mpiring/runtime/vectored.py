@@ -73,7 +73,7 @@ class VectoredPlan(SharedPlan):
         self.counts, self.path, self.gone, self.relay, self.segments = list(counts), "", "", None, 1
         self.signature = crc32(f"{call} {self.counts}".encode())
         self.length = len(self.counts)
-        self.seen, self.packs, self.last = b"", [], []
+        self.seen, self.known, self.packs, self.last = b"", {}, [], []
         self.phases: list[list[Task]] = []
         self.places = np.zeros((2, len(self.counts)), np.int64)
         self.moves = 0

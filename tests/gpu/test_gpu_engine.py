@@ -199,9 +199,10 @@ def test_reduce_scatter(work, factors):
 def test_ranks_whose_array_is_in_another_memory_are_told(engine):
     if SIZE == 1:
         pytest.skip("one rank agrees with itself")
-    with standin.Stream():
+    with standin.Stream() as stream:
         array = standin.asarray(values(9)) if RANK == 0 else values(9)
         handle = engine.allreduce_async(array, name="a")
+        stream.synchronize()
     with pytest.raises(mpiring.MismatchError, match=r"rank 0: allreduce of float64 \(9,\) on a GPU by SUM; ranks? 1"):
         engine.synchronize(handle)
     work = Work(engine)

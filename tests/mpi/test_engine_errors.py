@@ -3,6 +3,7 @@
 import logging
 import pickle
 import re
+import sys
 import time
 
 import numpy as np
@@ -11,6 +12,7 @@ from engines import EVERYONE, assert_same, assert_usable, started, use_every_ope
 from mpi4py import MPI
 
 import mpiring
+from mpiring.engine import stall
 
 from cases import COMM, RANK, SIZE, attempt
 
@@ -360,6 +362,22 @@ def test_no_report_where_it_is_switched_off(caplog):
         assert (engine.allreduce(np.ones(3)) == SIZE).all()
         assert engine.metrics()["stalls"] == 0
     assert not [record for record in caplog.records if record.name == "mpiring"]
+
+
+@needs_peers
+def test_submissions_while_the_engine_looks_at_what_is_late(monkeypatch):
+    """Threads take turns as often as can be, so that the look meets operations that come."""
+    monkeypatch.setattr(stall, "BETWEEN", 1e-5)
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with started() as engine:
+            handles = [engine.allreduce_async(np.ones(1), name=str(index)) for index in range(1000 if RANK != LAST else 0)]
+            time.sleep(0.02)                             # the engine begins when no more come, and waits for the last rank
+            handles += [engine.allreduce_async(np.ones(1), name=str(index)) for index in range(len(handles), 3000)]
+            assert all((engine.synchronize(handle) == SIZE).all() for handle in handles)
+    finally:
+        sys.setswitchinterval(switch)
 
 
 @needs_peers

@@ -9,6 +9,7 @@ import mpiring
 from mpiring.runtime import ops, vectored
 from mpiring.runtime.binding import KERNEL_BLOCK
 from mpiring.runtime.channel import channel_of
+from mpiring.runtime.halves import is_narrow
 from mpiring.runtime.plan import Call
 from mpiring.runtime.vectored import PIECES, VectoredPlan
 
@@ -55,8 +56,9 @@ def assert_reduced(outs, counts=COUNTS, dtype=np.float32, op="SUM"):
     assert same_bits(got)
 
 
-MEANT = [(op, dtype) for op in ("SUM", "AVERAGE", "MAX") for dtype in DTYPES if ops.kind(dtype) in ops.find(
-    ops.NAMES[op], np.dtype(np.int32)).kinds]
+MEANT = [(op, dtype) for op in ("SUM", "AVERAGE", "MAX") for dtype in DTYPES
+         if ops.kind(dtype) in ops.find(ops.NAMES[op], np.dtype(np.int32)).kinds and not is_narrow(dtype)]
+"""Ops and dtypes; floats of 16 bits, which are to be summed in float32, never go this way."""
 
 
 @pytest.mark.parametrize(("op", "dtype"), MEANT, ids=[f"{op} {dtype}" for op, dtype in MEANT])

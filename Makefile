@@ -33,7 +33,7 @@ $(error make cannot work in a folder with a space in its path: $(CURDIR))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help bench test tests-alone prove lint clean
+.PHONY: help bench test tests-alone soak prove lint clean
 
 help: ## list the targets (this)
 	@awk -F ':.*## ' '/^[a-z%N-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ test-N: ## run the MPI tests on N ranks, as in make test-4
 
 test-%: $(ENV)/.test
 	$(MPIRUN) -np $* $(BIN)/python -m pytest -q tests/mpi
+
+soak: $(ENV)/.test ## run random programs on the engine for ten minutes, on NP ranks (make test: for 30 seconds)
+	MPIRING_RANDOM_SECONDS=600 $(MPIRUN) -np $(NP) $(BIN)/python -m pytest -q tests/mpi/test_engine_random.py
 
 prove: $(ENV)/.run ## prove every algorithm for DRAW=100 numbers of ranks drawn from 65 to 1024 (make test: 1 to 64)
 	$(BIN)/python -m mpiring verify --all --ranks 65 --draw $(DRAW) --jobs 2

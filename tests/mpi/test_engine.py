@@ -6,6 +6,12 @@ import time
 
 import numpy as np
 import pytest
+from mpi4py import MPI
+
+import mpiring
+from mpiring.runtime import ops
+
+from cases import BFLOAT16, COMM, DTYPES, KINDS, LAYOUTS, RANK, SIZE, bits, same_bits, values
 from engines import (
     EVERYONE,
     SETS,
@@ -19,12 +25,6 @@ from engines import (
     started,
     use_every_operation,
 )
-from mpi4py import MPI
-
-import mpiring
-from mpiring.runtime import ops
-
-from cases import BFLOAT16, COMM, DTYPES, KINDS, LAYOUTS, RANK, SIZE, bits, same_bits, values
 
 
 @pytest.fixture(scope="module")

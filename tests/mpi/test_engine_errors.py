@@ -8,13 +8,13 @@ import time
 
 import numpy as np
 import pytest
-from engines import EVERYONE, assert_same, assert_usable, started, use_every_operation
 from mpi4py import MPI
 
 import mpiring
 from mpiring.engine import stall
 
 from cases import COMM, RANK, SIZE, attempt
+from engines import EVERYONE, assert_same, assert_usable, started, use_every_operation
 
 needs_peers = pytest.mark.skipif(SIZE < 2, reason="one rank waits for nobody")
 

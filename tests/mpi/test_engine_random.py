@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from engines import EVERYONE, SETS, means_something, reduced
 from hypothesis import strategies as st
 
 import mpiring
 from mpiring.runtime import ops
 
 from cases import DTYPES, RANK, SIZE, bits, values
+from engines import EVERYONE, SETS, means_something, reduced
 from spmd import WORLD, drawn
 
 SECONDS = float(os.environ.get("MPIRING_RANDOM_SECONDS", "30"))

@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiring.algorithms.cuts import counts as balanced
-from mpiring.engine.bursts import Burst, pack, put, settle, take, unpack
+from mpiring.engine.bursts import Burst, pack, padded, put, settle, take, unpack
 from mpiring.engine.movers import Plans, Requests
 from mpiring.engine.negotiation import Slot
 from mpiring.engine.operation import Operation, dtype_of
@@ -135,7 +135,7 @@ class Exchanges:
             self.device = space
         room = self.rooms.get(space)
         if room is None or room.nbytes < nbytes:
-            room = self.rooms[space] = self.mover.room(space, max(nbytes, self.threshold))
+            room = self.rooms[space] = self.mover.room(space, max(nbytes, padded(self.threshold)))
         return room
 
     def _vector(self, batch: Batch, rows: Rows) -> Exchange:

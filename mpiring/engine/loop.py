@@ -54,7 +54,7 @@ class Loop:
         self.queued = 0                                  # bytes of these
         self.flight: dict[Hashable, Operation] = {}      # all that are on their way, by name
         self.held: deque[Operation] = deque()            # unnamed, and no room
-        self.recent: dict[str, Known | None] = {}             # what was checked last under a name
+        self.recent: dict[str, Known | None] = {}        # what was checked last under a name
         self.unnamed = self.submitted = self.moved = 0
         self.news: News = []
         self.leaving = self.ended = self.clean = False
@@ -118,10 +118,13 @@ class Loop:
             self.driver.wake()
 
     def _refuse(self, operation: Operation) -> None:
-        """Take an operation back, for the engine has ended or is about to."""
+        """Raise for an operation that came while the engine ended, unless it has failed with all that was on its way."""
         with self.lock:
-            if operation.done or self.flight.pop(operation.key, None) is not operation:
-                return                                   # it was on its way when the engine ended, and has failed with the others
+            if operation.done:
+                return
+            operation.given_up = operation.done = True   # it may be in a round already
+            if self.ended:
+                self.flight.pop(operation.key, None)
         self.check_open()
 
     def check_open(self) -> None:
@@ -340,14 +343,14 @@ class Loop:
             for operation in operations:
                 operation.error = operation.error or error
         with self.lock:
-            flight, before = self.flight, len(self.flight)
+            flight, over = self.flight, 0
             for operation in operations:
                 if operation.left > 1:
                     operation.left -= 1
                 else:
                     del flight[operation.key]
                     operation.done = True
-            over = before - len(flight)
+                    over += 1
             while self.held and self.held[0].key not in flight:
                 operation = self.held.popleft()
                 flight[operation.key] = operation

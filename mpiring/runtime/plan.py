@@ -87,7 +87,7 @@ class Plan:
             raise RuntimeError(f"this comm cannot be used any more ({self.channel.broken}); use a duplicate of it")
         comm, status, settle = self.channel.comm, self.status, self.space.settle
         irecv, isend, sendrecv, any_tag = comm.Irecv, comm.Isend, comm.Sendrecv, MPI.ANY_TAG
-        wait = patiently if self.channel.waits.patient else MPI.Request.Wait
+        patient = self.channel.waits.patient
         recvs: list[Any] = [None] * len(self.moves)
         sends: list[Any] = [None] * len(self.moves)
         i = 0
@@ -108,9 +108,9 @@ class Plan:
                     for task, args in ahead:
                         task(*args)
                     if receives:
-                        wait(recvs[i], status)
+                        patiently(recvs[i], status) if patient else recvs[i].Wait(status)
                     if waits:
-                        wait(sends[i])
+                        patiently(sends[i]) if patient else sends[i].Wait()
                         sends[i] = False
                 if receives:
                     if status.tag != tag or status.count != nbytes:

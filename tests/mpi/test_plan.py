@@ -262,3 +262,16 @@ def test_plans_without_messages_are_forgotten_too():
         mpiring.allreduce(array, comm=comm)
     assert len(channel.plans) <= 50
     comm.Free()
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling", "pipelined_tree"])
+@pytest.mark.parametrize("patient", [False, True])
+def test_waits_may_be_patient_or_not_from_run_to_run(algorithm, patient):
+    comm = COMM.Dup()
+    waits = channels.channel_of(comm).waits
+    waits.both = True
+    for turn in range(4):
+        waits.patient = patient if turn % 2 else not patient
+        buf = np.full(100_003, RANK + turn, np.int64)
+        assert (mpiring.allreduce(buf, comm=comm, algorithm=algorithm) == SIZE * (SIZE - 1) // 2 + SIZE * turn).all()
+    comm.Free()

@@ -22,7 +22,7 @@ from mpiring.algorithms.registry import Algorithm
 from mpiring.algorithms.setting import Setting
 from mpiring.runtime import ops
 from mpiring.runtime.arrays import HOST
-from mpiring.runtime.channel import Channel
+from mpiring.runtime.channel import Channel, Waits
 from mpiring.runtime.plan import Call, Plan
 from mpiring.runtime.program import WINDOW, Memory, compile_program
 
@@ -121,7 +121,7 @@ class ThreadChannel(Channel):
 
     def __init__(self, comm: ThreadComm, rank: int, size: int, segment: int):
         self.comm, self.rank, self.size, self.segment = comm, rank, size, segment
-        self.tag_bits, self.broken, self._slots = 15, None, {}
+        self.tag_bits, self.broken, self._slots, self.waits = 15, None, {}, Waits()
 
 
 def run_all(algorithm: Algorithm, inputs: list[np.ndarray], outputs: list[np.ndarray] | None = None, op: Any = MPI.SUM,

@@ -13,7 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiring.engine import requests
-from mpiring.engine.driver import Interrupts, drive
+from mpiring.engine.driver import Interrupts, drive, give_way
 from mpiring.engine.loop import Loop
 from mpiring.engine.operation import Operation
 from mpiring.engine.process_sets import ProcessSet, checked
@@ -76,7 +76,7 @@ class Engine:
         synchronize raises.
         """
         loop = self._loop("allreduce", process_set)
-        known = loop.recent.get(name)
+        known = loop.recent.get(name) if type(name) is str else None
         if known is not None:
             operation = requests.again(known, array, out, op, prescale, postscale)
             if operation is not None:
@@ -195,13 +195,20 @@ class Engine:
 
         Where MPI was not initialised for several threads, this and synchronize are what moves operations on.
         """
+        self._check_handle("poll", handle)
         if handle.done:
             return True
         self._check_process("poll")
         self._seal()
-        if not self.threaded:
-            drive(self._loops(), lambda: True)
+        if self.threaded:
+            give_way()                                   # who polls in a loop would leave the engine's thread no time
+        else:
+            drive(_all_loops(), lambda: True)
         return handle.done
+
+    def _check_handle(self, call: str, handle: Any) -> None:
+        if not isinstance(handle, Operation):
+            raise TypeError(f"{call} on rank {self.rank}: handle is of type {type(handle).__name__}, not one of an operation")
 
     def _seal(self) -> None:
         """Where groups are fixed, let one end here in every process set: every run comes to this place in the program."""
@@ -215,6 +222,7 @@ class Engine:
         Raises MismatchError where ranks disagree about the operation, PeerError where another rank failed meanwhile, StallError
         where others did not come in time, ShutdownError.
         """
+        self._check_handle("synchronize", handle)
         if not handle.done:
             self._check_process("synchronize")
             self._seal()
@@ -224,12 +232,12 @@ class Engine:
         return handle.result
 
     def _wait(self, loop: Loop, over: Callable[[], bool]) -> None:
-        """Wait until something is over. Where the engine has no thread, nobody but this one moves the other process sets on."""
+        """Wait until something is over. Where engines have no threads, nobody but this one moves other sets and engines on."""
         if self.threaded:
             loop.driver.wait(over)
             return
         with Interrupts() as interrupts:
-            drive(self._loops(), lambda: over() or interrupts.caught)
+            drive(_all_loops(), lambda: over() or interrupts.caught)
 
     # Process sets
 
@@ -393,6 +401,10 @@ _METRICS = ("operations", "errors", "bytes", "exchanges", "rounds", "known", "de
 
 _ENGINES: set[Engine] = set()
 """All that were not shut down: the others rely on a rank, whether or not its program still knows its engine."""
+
+
+def _all_loops() -> list[Loop]:
+    return [loop for engine in _ENGINES for loop in engine._loops()]
 
 
 def _at_exit() -> None:

@@ -139,8 +139,8 @@ class Loop:
         operation.loop = self
         with self.lock:
             self.check_open()
-            if JOIN in self.flight:
-                raise ValueError("this rank has joined already")
+            if JOIN in self.flight:                      # as after an interrupt
+                return self.flight[JOIN]
             self._seal()
             self.flight[JOIN] = operation
             self.news.append((JOIN, self.unnamed))
@@ -149,8 +149,9 @@ class Loop:
 
     def under_way(self) -> list[Operation]:
         """Return the operations that callers wait for, those aside that have joined."""
-        flight = self.flight.copy()                      # at one stroke: callers add to it without a lock
-        return [operation for key, operation in flight.items() if key != JOIN and not operation.done]
+        with self.lock:                                  # the copy is made at one stroke: callers add to it without a lock
+            found = [*self.flight.copy().values(), *self.held]
+        return [operation for operation in found if operation.key != JOIN and not operation.done]
 
     def seal(self) -> None:
         """Let what was submitted so far be a group, where groups are fixed."""
@@ -213,6 +214,7 @@ class Loop:
     def _check_deadline(self) -> None:
         if perf_counter() > self.deadline:
             _LEFT_BEHIND.append(self.request)            # MPI may write into its buffers as long as the process lives
+            self.watch.leave()
             raise _Abandoned
 
     def _has_request(self) -> bool:

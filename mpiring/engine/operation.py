@@ -12,6 +12,9 @@ import numpy as np
 from mpiring.runtime import ops
 from mpiring.runtime.arrays import HOST, Space
 
+SHOWN = 6
+"""Arrays of a group that a message describes."""
+
 SEAL = "seal"
 """The kind of what only rank 0 submits: word that a fixed group has its members."""
 
@@ -33,7 +36,8 @@ class Description(NamedTuple):
         if len(self.shapes) == 1:
             words.append(f"of {self.array(0)}")
         elif self.shapes:
-            words.append(f"of {len(self.shapes)} arrays ({', '.join(self.array(index) for index in range(len(self.shapes)))})")
+            some = ", ".join(self.array(index) for index in range(min(SHOWN, len(self.shapes))))
+            words.append(f"of {len(self.shapes)} arrays ({some}{', ...' if len(self.shapes) > SHOWN else ''})")
         words += ["on a GPU"] if self.device else []
         words += [f"by {self.op}"] if self.op else []
         words += [f"from root {self.root}"] if self.root is not None else []

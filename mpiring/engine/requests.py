@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -56,6 +57,8 @@ def known(operation: Operation) -> Known | None:
 def again(found: Known, array: Any, out: Any, op: Any, prescale: Any, postscale: Any) -> Operation | None:
     """Return an allreduce like one that was checked already, if it is for such an array; None where all must be checked anew."""
     description, before, pre, post, dtype, shape, nbytes = found
+    if prescale.__class__ is not float or postscale.__class__ is not float:
+        return None
     if (type(array) is not np.ndarray or array.dtype is not dtype or array.shape != shape or array.base is not None
             or prescale != pre or postscale != post or (before is not op and before != op)):
         return None
@@ -220,7 +223,13 @@ def _has_rows(array: Any, kind: str) -> None:
 def _factor(name: str, value: Any) -> float:
     if not isinstance(value, (Real, np.number)) or isinstance(value, np.complexfloating):
         raise TypeError(f"{name} is of type {type(value).__name__}, not a real number")
-    return float(value)
+    try:
+        factor = float(value)
+    except OverflowError:
+        factor = math.nan
+    if math.isnan(factor):                               # which is not equal to that of the other ranks
+        raise ValueError(f"{name} is {value!r:.40}: not a number that float64 holds")
+    return factor
 
 
 def _whole(name: str, value: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -69,14 +70,24 @@ def _parsed(variable: str, text: str, parse: Callable[[str], Any]) -> Any:
 
 
 def _checked(name: str, source: str, value: Any) -> Any:
-    kind = {"fusion_threshold": int, "deterministic": bool, "timeline": os.fspath}.get(name, float)
+    kind, meaning = _KINDS.get(name, (float, "a number of seconds"))
     try:
         value = kind(value)
     except (TypeError, ValueError, OverflowError):
-        raise TypeError(f"{source} is {value!r}, of type {type(value).__name__}") from None
-    if kind in (int, float) and not 0 <= value < float("inf"):
+        raise TypeError(f"{source} is {value!r}, of type {type(value).__name__}, not {meaning}") from None
+    if kind in (operator.index, float) and not 0 <= value < float("inf"):
         raise ValueError(f"{source} is {value!r}: it must be 0 or more, and finite")
     return value
+
+
+def _truth(value: Any) -> bool:
+    if value not in (0, 1):
+        raise ValueError(value)
+    return bool(value)
+
+
+_KINDS = {"fusion_threshold": (operator.index, "a whole number of bytes"), "deterministic": (_truth, "True or False"),
+          "timeline": (os.fspath, "a file's name")}
 
 
 def _milliseconds(text: str) -> float:

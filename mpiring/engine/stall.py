@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from mpiring.engine.operation import Operation, shown
-from mpiring.errors import StallError
+from mpiring.errors import ShutdownError, StallError
 
 if TYPE_CHECKING:
     from mpiring.engine.loop import Loop
 
 LOG = logging.getLogger("mpiring")
 
-QUESTION, ANSWER = 1, 2
-"""Tags of messages between those who wait."""
+QUESTION, ANSWER, LEFT = 1, 2, 3
+"""Tags of messages between those who wait, and of a rank's that has shut down alone."""
 
 BETWEEN = 0.05
 """Seconds between looks."""
@@ -63,6 +63,10 @@ class Watch:
             self.asked = None
             self._judge(late, now)
 
+    def leave(self) -> None:
+        """Tell the others, whenever they come to wait for this rank, that it does not any more."""
+        self._send(range(self.comm.size), LEFT, None)
+
     def _ask(self, now: float) -> None:
         self.asked, self.answers = now, {}
         self._send(range(self.comm.size), QUESTION, None)
@@ -76,7 +80,9 @@ class Watch:
         status = MPI.Status()
         while self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
             what = self.comm.recv(source=status.source, tag=status.tag)
-            if status.tag == QUESTION:
+            if status.tag == LEFT:
+                self.loop.end(ShutdownError(f"{self.loop.negotiation.named([status.source])} shut the engine down"))
+            elif status.tag == QUESTION:
                 self._send([status.source], ANSWER, {operation.key for operation in self.loop.under_way()})
             elif self.asked is not None:
                 self.answers[status.source] = what
@@ -104,11 +110,18 @@ class Watch:
         missing = [rank for rank in range(self.comm.size) if rank != self.comm.rank
                    and operation.key not in self.answers.get(rank, ())]
         if not missing:
-            return "which all ranks have submitted by now"
+            return self._missing_members(operation)
         silent = [rank for rank in missing if rank not in self.answers]
         named = self.loop.negotiation.named
         return f"which {named(missing)} {'has' if len(missing) == 1 else 'have'} not submitted" + (
             f" ({named(silent)}: nothing at all)" if silent and silent != missing else "")
+
+    def _missing_members(self, operation: Operation) -> str:
+        """Say what an operation waits for that all ranks have submitted: in a fixed group, for the others."""
+        for keys in self.loop.sealed:
+            if operation.key in keys and (others := [key for key in keys if key not in self.loop.ripe]):
+                return f"which is in a group with {', '.join(map(shown, others[:SHOWN]))}, not submitted by all ranks"
+        return "which all ranks have submitted by now"
 
     def free(self) -> None:
         """Let go of the comm; collective."""

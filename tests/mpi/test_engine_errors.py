@@ -11,7 +11,8 @@ import pytest
 from mpi4py import MPI
 
 import mpiring
-from mpiring.engine import stall
+from mpiring.engine import loop, stall
+from mpiring.engine.loop import UNNAMED
 
 from cases import COMM, RANK, SIZE, attempt
 from engines import EVERYONE, assert_same, assert_usable, started, use_every_operation
@@ -477,3 +478,42 @@ def test_an_exception_in_the_block_ends_the_engine_everywhere():
     kind, text = attempt(work)
     assert kind is (KeyError if RANK == LAST else mpiring.ShutdownError), (kind, text)
     comm.Free()
+
+
+@needs_peers
+def test_operations_that_are_held_back_are_given_up_as_well():
+    with started(stall_seconds=0, timeout=0.5) as engine:
+        handles = [engine.allreduce_async(np.ones(1)) for _ in range(UNNAMED + 2)] if RANK != LAST else []
+        for handle in handles[:1] + handles[-2:]:
+            with pytest.raises(mpiring.StallError, match=rf"ranks? [\d, ]*{LAST}\b"):
+                engine.synchronize(handle)
+        COMM.Barrier()
+
+
+@needs_peers
+def test_a_rank_that_has_shut_down_alone(monkeypatch):
+    """It does not wait for ever, and who comes later is told at once."""
+    monkeypatch.setattr(loop, "LINGER", 0.2)
+    engine = mpiring.Engine(COMM, timeout=20)
+    COMM.Barrier()
+    if RANK == LAST:
+        engine.everybody.loop.leave(0.2)
+        engine.shutdown()
+    COMM.Barrier()
+    begin = time.monotonic()
+    kind, text = attempt(lambda: engine.allreduce(np.ones(3), name="x"))
+    assert kind is mpiring.ShutdownError and (RANK == LAST or f"rank {LAST}" in text), text
+    assert time.monotonic() - begin < 10
+    engine.shutdown()
+
+
+def test_what_is_no_handle_or_no_factor(engine):
+    for call in (engine.poll, engine.synchronize):
+        with pytest.raises(TypeError, match=f"on rank {RANK}: handle is of type NoneType"):
+            call(None)
+    wrong = (np.nan, "prescale is nan"), (10 ** 400, "prescale is 1000"), (np.ones(2), "prescale is of type ndarray")
+    for factor, problem in wrong:
+        engine.allreduce(np.ones(2), name="x")
+        with pytest.raises((TypeError, ValueError), match=f"allreduce on rank {RANK}: {problem}"):
+            engine.allreduce_async(np.ones(2), name="x", prescale=factor)
+    assert_usable(engine)

@@ -77,6 +77,34 @@ for algorithm, buf in (("ring", vector), ("tree", vector), ("shared", vector), (
 """
 
 
+ENGINE = """
+import time
+import numpy as np
+from mpi4py import MPI
+import mpiring
+
+comm = MPI.COMM_WORLD
+rank, size, ranks = comm.rank, comm.size, range(comm.size)
+with mpiring.Engine(timeout=20) as engine:
+    for step in range(3):
+        order = np.random.default_rng([rank, step]).permutation(40).tolist()
+        arrays = {index: np.full(index * index * 40 + 1, rank + index, np.float32) for index in order}
+        handles = {index: engine.allreduce_async(arrays[index], arrays[index], name=str(index)) for index in order}
+        rows = engine.allgather_async(np.full((rank + 1, 3), rank), name="rows")
+        if step == 1:
+            time.sleep(0.05)                             # the engine's thread does the work, and waits patiently
+        for index, handle in handles.items():
+            assert (engine.synchronize(handle) == sum(ranks) + size * index).all(), (rank, index)
+        assert (engine.synchronize(rows)[:, 0] == np.repeat(ranks, np.arange(size) + 1)).all()
+    assert (engine.broadcast(np.full(300_000, rank), size - 1) == size - 1).all()
+    assert (engine.alltoall(np.full(2 * size, rank)) == np.repeat(ranks, 2)).all()
+    assert (engine.reduce_scatter(np.ones((size, 3))) == size).all()
+    assert engine.allgather_object("x" * rank) == ["x" * other for other in ranks]
+if rank == 0:
+    print(f"{size} right")
+"""
+
+
 @pytest.fixture(scope="module")
 def cluster():
     if problem := hosts.missing():
@@ -96,6 +124,20 @@ def test_results_are_right(cluster, tmp_path, per_host, deal):
     done = cluster.run(per_host, HOSTS * per_host, ["-m", "mpi4py", program(tmp_path, RIGHT)], deal=deal)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[0] == f"{HOSTS * per_host} right on {HOSTS}"
+
+
+@pytest.mark.parametrize(("per_host", "deal"), [(1, "blocks"), (2, "turn")])
+def test_the_engine_is_right_between_hosts(cluster, tmp_path, per_host, deal):
+    done = cluster.run(per_host, HOSTS * per_host, ["-m", "mpi4py", program(tmp_path, ENGINE)], deal=deal)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[0] == f"{HOSTS * per_host} right"
+
+
+def test_the_engine_is_measured_between_hosts(cluster, tmp_path):
+    done = cluster.run(1, HOSTS, ["-m", "mpiring.bench", "--engine", "overlap", "-n", "2", "-w", "1", "-e", "1M", "--work", "10",
+                                  "--json", str(tmp_path / "bench.json")])
+    assert done.returncode == 0, done.stderr
+    assert [result["wrong"] for result in json.loads((tmp_path / "bench.json").read_text())["results"]] == [None, 0, 0]
 
 
 def test_bench_knows_the_nodes(cluster, tmp_path):

@@ -27,7 +27,7 @@ class Board:
 
     def __init__(self, comm: MPI.Comm, mapping: Mapping):
         self.comm, self.mapping, self.turn = comm, mapping, 0
-        head = -(-comm.size // PAGE) * PAGE
+        head = _head(comm.size)
         self.turns = memoryview(mapping.memory[:comm.size])
         self.rows = mapping.memory[head:].reshape(2, comm.size, ROOM)
         self.mine = [memoryview(rows[comm.rank]) for rows in self.rows]
@@ -72,6 +72,10 @@ def board_for(comm: MPI.Comm) -> Board | None:
     """Make the board of a comm; None, on all ranks, where they are not on one node or cannot share memory. Collective."""
     if comm.size == 1 or channel_of(comm).spread or platform.machine() not in ORDERED:
         return None
-    head = -(-comm.size // PAGE) * PAGE
-    mapping = memory.share(comm, head + 2 * comm.size * ROOM)
+    mapping = memory.share(comm, _head(comm.size) + 2 * comm.size * ROOM)
     return mapping and Board(comm, mapping)
+
+
+def _head(size: int) -> int:
+    """Return the bytes before the rows: a turn for each rank, in whole pages."""
+    return -(-size // PAGE) * PAGE

@@ -6,7 +6,6 @@ works. While all callers are elsewhere, the thread does; it sleeps, without look
 
 from __future__ import annotations
 
-import ctypes
 import signal
 import threading
 import time
@@ -15,6 +14,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from mpiring.runtime.barrier import give_way
 
 try:
     import _signal  # in half a microsecond what takes the module over it ten
@@ -186,7 +187,3 @@ _MAIN, _SIGINT = threading.main_thread().ident, int(signal.SIGINT)
 def nap(waited: float) -> float:
     """Return the seconds to sleep before the next look."""
     return min(max(waited / PATIENCE, SHORT_NAP), NAP if waited < 1 else LONG_NAP)
-
-
-give_way = ctypes.CDLL(None).sched_yield
-"""Give the core to others, and, unlike os.sched_yield, the interpreter as well."""

@@ -13,13 +13,14 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiring.engine import requests
-from mpiring.engine.driver import Interrupts, drive, give_way
+from mpiring.engine.driver import Interrupts, drive
 from mpiring.engine.loop import Loop
 from mpiring.engine.operation import Operation
 from mpiring.engine.process_sets import ProcessSet, checked
 from mpiring.engine.settings import agree
 from mpiring.engine.timeline import Timeline
 from mpiring.errors import MismatchError, ShutdownError
+from mpiring.runtime.barrier import give_way
 from mpiring.runtime.channel import check_comm
 
 RECENT = 1 << 15

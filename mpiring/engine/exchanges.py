@@ -74,7 +74,7 @@ class Exchanges:
             slot.operation = None                        # nor its arrays are kept
 
     def _exchange(self, batch: Batch, rows: Rows) -> Exchange:
-        yield from {ALONE: self._alone, BURST: self._fused, VECTOR: self._vector}[batch.way](batch, rows)
+        yield from _TOGETHER[batch.way](self, batch, rows)
 
     def _batches(self, ready: Sequence[Slot]) -> Batches:
         """Return the exchanges, with the places of arrays in bursts; the same as last time for the same operations."""
@@ -273,3 +273,6 @@ def _draw(line: Any, track: str, times: Sequence[float], **about: Any) -> None:
 _WAYS = {"allreduce": Exchanges._allreduce, "broadcast": Exchanges._broadcast, "reduce_scatter": Exchanges._reduce_scatter,
          "allgather": Exchanges._allgather, "alltoall": Exchanges._alltoall, "barrier": Exchanges._barrier}
 """What is done about each kind of operation that is not fused."""
+
+_TOGETHER = {ALONE: Exchanges._alone, BURST: Exchanges._fused, VECTOR: Exchanges._vector}
+"""How the arrays of a batch are exchanged."""

@@ -46,7 +46,7 @@ class Loop:
 
     def __init__(self, comm: MPI.Comm, labels: Sequence[int], settings: Settings, threaded: bool):
         """comm: for this alone; freed at the end. labels: the numbers by which messages name ranks."""
-        self.comm, self.settings, self.labels, self.threaded = comm, settings, labels, threaded
+        self.comm, self.settings, self.labels = comm, settings, labels
         self.board = board_for(comm)
         self.negotiation = Negotiation(comm.rank, labels)
         self.lock = threading.RLock()

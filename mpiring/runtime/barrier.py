@@ -23,6 +23,10 @@ LEFT = 255
 """What a rank writes instead of its turn if it will never call again."""
 
 
+give_way = ctypes.CDLL(None).sched_yield
+"""Give the core to others, and the GIL to other threads too, which os.sched_yield keeps."""
+
+
 def barrier(comm: MPI.Comm, arrived: memoryview, labels: Sequence[int]) -> Callable[[], None]:
     """Return the function that waits until all ranks of `comm` have called it; PeerError where one of them has LEFT for good.
 
@@ -34,7 +38,6 @@ def barrier(comm: MPI.Comm, arrived: memoryview, labels: Sequence[int]) -> Calla
     if platform.machine() not in ORDERED:
         return comm.Barrier
     rank, turn, progress, sleep = comm.rank, 0, comm.Iprobe, time.sleep
-    give_way = ctypes.CDLL(None).sched_yield             # leaves the GIL to other threads too, as that of os may not
 
     def wait() -> None:
         """Write which turn it is, out of three: others may be one ahead, and none is two behind."""

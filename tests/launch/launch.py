@@ -55,6 +55,14 @@ def finish(command: list[str], timeout: float) -> subprocess.CompletedProcess[st
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
+def assert_told_once(done: subprocess.CompletedProcess[str], complaint: str) -> None:
+    """Check that the bench refused a command line: one error, from one rank, and nothing else."""
+    assert (done.returncode, done.stdout) == (2, "")
+    errors = [line for line in done.stderr.splitlines() if line.startswith("python -m mpiring.bench: error: ")]
+    assert len(errors) == 1 and complaint in errors[0], done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def _kill(process: subprocess.Popen[str]) -> tuple[str, str]:
     """End a process and its session, and return what they wrote. A launcher may give ranks process groups of their own."""
     process.terminate()         # mpirun ends its ranks, on other hosts too

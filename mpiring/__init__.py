@@ -6,6 +6,7 @@ from typing import Any
 from mpiring.version import __version__
 
 _HOMES = {
+    "ADASUM": "runtime.ops",
     "AVERAGE": "runtime.ops",
     "Algorithm": "algorithms.registry",
     "Engine": "engine.engine",

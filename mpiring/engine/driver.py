@@ -34,8 +34,11 @@ PATIENCE, NAP, LONG_NAP, SHORT_NAP = 16, 1e-3, 5e-3, 3e-5
 GATHERED = 20
 """Cycle times that pass at most before the thread begins a round, while operations go on coming."""
 
+QUICK = 3e-4
+"""Seconds since the last operation, up to which others are taken to follow at once: its caller may just have been interrupted."""
+
 CROWDED = 8
-"""Factor of the cycle time, times the ranks for each core, where ranks take turns on cores: a caller that submits one operation
+"""Factor of these times, times the ranks for each core, where ranks take turns on cores: a caller that submits one operation
 after another may not run for some milliseconds, while its thread does.
 """
 
@@ -58,7 +61,8 @@ class Driver:
         self.taken = self.asleep = False
         self.active = perf_counter()
         self.seen = 0
-        self.cycle = max(loop.settings.cycle_time, LEAST_CYCLE) * (loop.crowd * CROWDED if loop.crowd > 1 else 1)
+        crowded = loop.crowd * CROWDED if loop.crowd > 1 else 1
+        self.cycle, self.quick = max(loop.settings.cycle_time, LEAST_CYCLE) * crowded, QUICK * crowded
         self.thread = threading.Thread(target=self._run, name="mpiring-engine", daemon=True) if threaded else None
 
     def wake(self) -> None:
@@ -119,16 +123,21 @@ class Driver:
             self.active = perf_counter()
 
     def _due(self) -> bool:
-        """Tell whether to begin: not while operations come in quick succession, unless they fill a burst or have waited for long.
+        """Tell whether to begin: not while operations come in quick succession, unless they have waited for long.
+
+        Those that come one by one, as gradients do, are begun with as soon as they fill a burst.
 
         To begin among submissions would be slow: two threads would take the interpreter from each other at every step.
         """
         loop = self.loop
         if loop.news or not loop.queue:
             return loop.busy
-        more, self.seen = loop.submitted > self.seen, loop.submitted
-        waited = perf_counter() - loop.queue[0].submitted
-        return not more or waited > GATHERED * self.cycle or loop.queued >= loop.settings.fusion_threshold
+        queue = list(loop.queue)                         # at one stroke: callers add to it without a lock
+        more, self.seen = len(queue) != self.seen, len(queue)
+        now = perf_counter()
+        if not more or now - queue[0].submitted > GATHERED * self.cycle:
+            return True
+        return now - queue[-1].submitted > self.quick and sum([one.nbytes for one in queue]) >= loop.settings.fusion_threshold
 
 
 def drive(loops: Sequence[Loop], over: Callable[[], bool]) -> None:

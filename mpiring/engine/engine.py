@@ -56,6 +56,7 @@ class Engine:
         self._timeline: Timeline | None = None
         self._past: Counter[str] = Counter()             # of process sets that are gone
         self._open(self.everybody)
+        self._main = self.everybody.loop                 # None when this engine cannot be used any more
         _ENGINES.add(self)
         self.process_sets = [self.add_process_set(ranks) for ranks in process_sets]
         if self.settings.timeline:
@@ -76,13 +77,11 @@ class Engine:
         Raises TypeError or ValueError at once for wrong arguments and a name that is on its way already. What goes wrong later,
         synchronize raises.
         """
-        loop = self._loop("allreduce", process_set)
+        loop = (process_set is None and self._main) or self._loop("allreduce", process_set)
         known = loop.recent.get(name) if type(name) is str else None
-        if known is not None:
-            operation = requests.again(known, array, out, op, prescale, postscale)
-            if operation is not None:
-                operation.key = name
-                return self._send("allreduce", loop, operation)
+        operation = known and requests.again(known, name, array, out, op, prescale, postscale)
+        if operation:
+            return self._send("allreduce", loop, operation)
         operation = self._submit("allreduce", loop, name, lambda: requests.allreduce([array], [out], op, prescale, postscale, True))
         if name is not None:
             if len(loop.recent) >= RECENT:
@@ -335,6 +334,7 @@ class Engine:
         if MPI.Is_finalized():
             self._sets.clear()
             return
+        self._main = None
         self._close(list(self._sets))
         self.stop_timeline()
         self.comm.Free()
@@ -415,7 +415,7 @@ def _at_exit() -> None:
 
 def _in_child() -> None:
     for engine in _ENGINES:
-        engine.forked = True
+        engine.forked, engine._main = True, None
 
 
 atexit.register(_at_exit)

@@ -12,6 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiring.algorithms.cuts import counts as balanced
+from mpiring.engine.adasum import Adasum
 from mpiring.engine.bursts import Burst, pack, padded, put, settle, take, unpack
 from mpiring.engine.movers import Plans, Requests
 from mpiring.engine.negotiation import Slot
@@ -51,6 +52,7 @@ class Exchanges:
         self.mover: Plans | Requests = Plans(comm) if threaded else Requests(comm)
         # Which arrays are one vector depends on what is ready at once.
         self.vectors_from = None if settings.deterministic else self.mover.vectors_from
+        self.adasum = Adasum(comm)
         self.timeline: Any = None
         self.suffix = ""                                 # of a process set's rows in a timeline
         self.rooms: dict[Space, Any] = {}
@@ -109,7 +111,10 @@ class Exchanges:
             settle(burst, owners)
         packed = perf_counter()
         if burst.move is None:
-            burst.move = self.mover.repeated(burst.whole, ops.NAMES.get(description.op), description.root)
+            if description.op == "ADASUM":
+                burst.move = self.adasum.repeated(burst.whole, [view.size for view in burst.views])
+            else:
+                burst.move = self.mover.repeated(burst.whole, ops.NAMES.get(description.op), description.root)
         label = yield from burst.move()
         moved = perf_counter()
         if broadcast and sends:                          # what is sent from where it is wanted may not even be writable
@@ -126,6 +131,7 @@ class Exchanges:
         # The elements of a sum lie side by side; a broadcast carries bytes, so each array begins where its dtype wants it.
         dtype, grain = (layout[0][0], 1) if description.kind == "allreduce" else (np.dtype(np.uint8), 16)
         space = next((slot.operation.space for slot, _ in batch.members if slot.operation), self.device)
+        space = HOST if description.op == "ADASUM" else space
         scaled = any((slot.description.prescale, slot.description.postscale) != (1, 1) for slot, _ in batch.members)
         return Burst(lambda nbytes: self._room(space, nbytes), layout, grain, dtype, not description.device, scaled)
 
@@ -161,6 +167,9 @@ class Exchanges:
     def _alone(self, batch: Batch, rows: Rows) -> Exchange:
         (slot, index), = batch.members
         operation = slot.operation
+        if slot.description.op == "ADASUM":
+            yield from self._adasum(batch, slot, index)
+            return
         way = _WAYS[slot.description.kind]
         if operation is None or operation.space is HOST or not self.threaded:
             yield from way(self, batch, slot, index, rows)
@@ -185,6 +194,24 @@ class Exchanges:
             take(out, out, operation, description.postscale)
             settle(None, [operation])
         self._account(batch, array.nbytes, label, begun, packed, moved)
+
+    def _adasum(self, batch: Batch, slot: Slot, index: int) -> Exchange:
+        """Combine one array in host memory: where the result goes, if that can be."""
+        begun, description, operation = perf_counter(), slot.description, slot.operation
+        out = operation.outs[index] if operation else None
+        if isinstance(out, np.ndarray) and out.flags.c_contiguous:
+            line = out
+        else:
+            line = np.zeros(description.shapes[index], dtype_of(description.dtypes[index]))
+        if operation is not None and (line is not operation.arrays[index] or description.prescale != 1):
+            put(line, operation.arrays[index], operation, description.prescale)
+        packed = perf_counter()
+        label = yield from self.adasum.combine(line.reshape(-1), [line.size])
+        moved = perf_counter()
+        if operation is not None and (line is not out or description.postscale != 1):
+            take(out, line, operation, description.postscale)
+            settle(None, [operation])
+        self._account(batch, line.nbytes, label, begun, packed, moved)
 
     def _broadcast(self, batch: Batch, slot: Slot, index: int, rows: Rows) -> Exchange:
         begun, operation, root = perf_counter(), slot.operation, slot.description.root

@@ -18,6 +18,7 @@ from mpi4py import MPI
 from mpiring.engine.board import ROOM, Ballot, board_for
 from mpiring.engine.driver import Driver, nap
 from mpiring.engine.exchanges import Exchanges
+from mpiring.engine.movers import gather_rows
 from mpiring.engine.negotiation import JOIN, NO_NEWS, SHUTDOWN, Negotiation, News, Slot
 from mpiring.engine.operation import SEAL, Description, Operation
 from mpiring.engine.requests import Known
@@ -51,11 +52,10 @@ class Loop:
         self.negotiation = Negotiation(comm.rank, labels)
         self.lock = threading.RLock()
         self.queue: deque[Operation] = deque()           # submitted, and not in a round yet
-        self.queued = 0                                  # bytes of these
         self.flight: dict[Hashable, Operation] = {}      # all that are on their way, by name
         self.held: deque[Operation] = deque()            # unnamed, and no room
         self.recent: dict[str, Known | None] = {}        # what was checked last under a name
-        self.unnamed = self.submitted = self.moved = 0
+        self.unnamed = self.moved = 0
         self.news: News = []
         self.leaving = self.ended = self.clean = False
         self.closed: BaseException | None = None         # why nothing can be submitted any more
@@ -85,15 +85,15 @@ class Loop:
 
         No lock is taken for one with a name: a dict and a deque are safe to add to. Who takes things out looks again afterwards.
         """
-        operation.loop = self
-        if operation.key is None:
+        operation.loop, key = self, operation.key
+        if key is None:
             self._submit_unnamed(operation)
-        elif self.flight.setdefault(operation.key, operation) is not operation:
-            given_up = self.flight[operation.key].given_up
-            why = "was given up, but others may still come for it" if given_up else "is on its way already"
-            raise ValueError(f"an operation with the name {operation.key!r} {why}: synchronize it first, or use another name")
+        elif self.flight.setdefault(key, operation) is not operation:
+            why = "was given up, but others may still come for it" if self.flight[key].given_up else "is on its way already"
+            raise ValueError(f"an operation with the name {key!r} {why}: synchronize it first, or use another name")
         else:
-            self._group(operation)
+            if self.groups:
+                self._group(operation)
             self._enqueue(operation)
         if self.closed is not None:
             self._refuse(operation)
@@ -103,7 +103,8 @@ class Loop:
         with self.lock:
             operation.key = key = self.unnamed % UNNAMED
             self.unnamed += 1
-            self._group(operation)
+            if self.groups:
+                self._group(operation)
             if self.held or key in self.flight:
                 self.held.append(operation)
             else:
@@ -112,8 +113,6 @@ class Loop:
 
     def _enqueue(self, operation: Operation) -> None:
         self.queue.append(operation)
-        self.submitted += 1
-        self.queued += operation.nbytes
         if self.driver.asleep:                           # the thread sets that before it looks at the queue for the last time
             self.driver.wake()
 
@@ -174,7 +173,7 @@ class Loop:
     def _group(self, operation: Operation) -> None:
         """Note what belongs to a fixed group: rank 0's program says what, by the order in which it submits."""
         description, threshold = operation.description, self.settings.fusion_threshold
-        if self.groups and description.kind == "allreduce" and any(part.group for part in parts_of(description, threshold)):
+        if description.kind == "allreduce" and any(part.group for part in parts_of(description, threshold)):
             with self.lock:
                 if operation.key in self.unsealed:       # one without a name, held back until the other one is through
                     self._seal()
@@ -213,7 +212,6 @@ class Loop:
 
     def _check_deadline(self) -> None:
         if perf_counter() > self.deadline:
-            _LEFT_BEHIND.append(self.request)            # MPI may write into its buffers as long as the process lives
             self.watch.leave()
             raise _Abandoned
 
@@ -246,7 +244,7 @@ class Loop:
         with self.lock:
             fresh = [self.queue.popleft() for _ in range(len(self.queue))]
             seals, news = self.seals, self.news
-            self.seals, self.news, self.queued = [], [], 0
+            self.seals, self.news = [], []
         words, told = self.negotiation.compose(fresh, seals, news)
         if self.board is not None and len(words) <= ROOM:
             ballot = self.board.give(words)
@@ -287,19 +285,21 @@ class Loop:
         mine = np.frombuffer(pickle.dumps(told) if told else b"", np.uint8)
         sizes = np.empty(self.comm.size, np.int64)
         yield self.comm.Iallgather(np.array([mine.size], np.int64), sizes)
-        everyone = np.empty(int(sizes.sum()), np.uint8)
-        yield self.comm.Iallgatherv([mine, MPI.BYTE], [everyone, sizes.tolist(), MPI.BYTE])
-        parts = np.split(everyone, np.cumsum(sizes)[:-1])
-        found = [pickle.loads(part.tobytes()) if part.size else [] for part in parts]
+        rows = yield from gather_rows(self.comm, mine, sizes.tolist())
+        found = [pickle.loads(row.tobytes()) if row.size else [] for row in rows]
         found[self.comm.rank] = told                     # so that what was said last is known by identity
         return found
 
     def _admitted(self, ready: list[Slot], now: float) -> list[list[Slot]]:
         """Return what is to be exchanged together: without what ranks are at odds about; each fixed group, when it is complete."""
+        if self.exchanges.timeline is not None:
+            for slot in ready:
+                if slot.operation is not None:
+                    slot.operation.agreed = now
+        if not self.settings.deterministic and not any([slot.error for slot in ready]):
+            return [ready]
         good = []
         for slot in ready:
-            if slot.operation is not None:
-                slot.operation.agreed = now
             if slot.error is not None:
                 self._refuse_slot(slot)
             elif slot.description.kind == SEAL:
@@ -380,6 +380,8 @@ class Loop:
         """Let all that is on its way fail, and what is submitted from now on."""
         if broken:
             error = RuntimeError(f"the engine failed: {type(error).__name__}: {error}")
+        if self.request is not None:
+            _LEFT_BEHIND.append((self.request, self.running))
         with self.lock:
             self.ended = True
             self.closed = self.closed if self.leaving and not broken else error
@@ -404,4 +406,5 @@ class Loop:
             self.comm.Free()
 
 
-_LEFT_BEHIND: list[MPI.Request] = []
+_LEFT_BEHIND: list[tuple[MPI.Request | Ballot, Round | None]] = []
+"""What never came to an end, with the arrays that MPI may write into as long as the process lives."""

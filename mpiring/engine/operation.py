@@ -48,7 +48,7 @@ class Description(NamedTuple):
     @property
     def for_absent(self) -> bool:
         """Whether it can go on without the data of ranks that have joined: they must know the op."""
-        return self.kind == SEAL or (self.kind == "allreduce" and self.op in ops.NAMES)
+        return self.kind == SEAL or (self.kind == "allreduce" and self.op in ops.ENGINE_NAMES)
 
     def array(self, index: int) -> str:
         """Write dtype and shape of one array: float32 (3, 4)."""
@@ -88,10 +88,10 @@ class Operation:
     error: BaseException | None = None
     loop: Any = None
 
-    def __init__(self, description: Description, op: Any, arrays: Sequence[Any], outs: Sequence[Any], result: Any, nbytes: int):
+    def __init__(self, description: Description, op: Any, arrays: Sequence[Any], outs: Sequence[Any], result: Any, nbytes: int,
+                 key: Any = None):
         self.description, self.op, self.arrays, self.outs, self.result = description, op, arrays, outs, result
-        self.nbytes, self.submitted = nbytes, perf_counter()
-        self.key: Any = None
+        self.nbytes, self.key, self.submitted = nbytes, key, perf_counter()
 
     def give_up(self, error: BaseException) -> None:
         """Leave its caller, but not the ranks that may still come: they get what it had to give."""

@@ -28,8 +28,7 @@ def allreduce(arrays: Sequence[Any], outs: Sequence[Any] | None, op: Any, presca
     taken = _outs(wrapped, outs, space, single)
     pre, post = _factor("prescale", prescale), _factor("postscale", postscale)
     for array in wrapped:
-        found = _op(op, array.dtype, space)
-    name = USER_OP if found.user else found.name
+        name = _named_op(op, array.dtype, space)
     description = Description("allreduce", *_layout(wrapped), name, None, pre, post, space is not HOST)
     return _operation(description, op, wrapped, taken, taken[0] if single else taken, space)
 
@@ -54,19 +53,22 @@ def known(operation: Operation) -> Known | None:
     return Known(description, operation.op, description.prescale, description.postscale, array.dtype, array.shape, array.nbytes)
 
 
-def again(found: Known, array: Any, out: Any, op: Any, prescale: Any, postscale: Any) -> Operation | None:
+def again(found: Known, name: str, array: Any, out: Any, op: Any, prescale: Any, postscale: Any) -> Operation | None:
     """Return an allreduce like one that was checked already, if it is for such an array; None where all must be checked anew."""
     description, before, pre, post, dtype, shape, nbytes = found
-    if prescale.__class__ is not float or postscale.__class__ is not float:
-        return None
-    if (type(array) is not np.ndarray or array.dtype is not dtype or array.shape != shape or array.base is not None
-            or prescale != pre or postscale != post or (before is not op and before != op)):
+    if (type(array) is not np.ndarray or array.dtype is not dtype or array.shape != shape
+            or (array.base is not None and memory.shared_anywhere()) or (before is not op and before != op)
+            or not _same(prescale, pre) or not _same(postscale, post)):
         return None
     if out is None:
         out = np.empty(shape, dtype)
-    elif out is not array or not (array.flags.c_contiguous and array.flags.writeable):
+    elif out is not array or not array.flags.carray:     # which is to be written
         return None
-    return Operation(description, op, (array,), (out,), out, nbytes)
+    return Operation(description, op, (array,), (out,), out, nbytes, name)
+
+
+def _same(factor: Any, before: float) -> bool:
+    return factor is before or (type(factor) is float and factor == before)
 
 
 def broadcast(array: Any, root: Any, out: Any, ranks: Sequence[int], rank: int) -> Operation:
@@ -200,6 +202,16 @@ def _out(array: Any, out: Any, space: Space, name: str) -> Any:
     if taken.size and space.overlap(taken, array):
         raise ValueError(f"{name} overlaps the array; for a result in place pass the array itself")
     return taken
+
+
+def _named_op(op: Any, dtype: np.dtype, space: Space) -> str:
+    """Return how ranks describe the op of an allreduce, if it is for the array."""
+    if op is not ops.ADASUM:
+        found = _op(op, dtype, space)
+        return USER_OP if found.user else found.name
+    if dtype.name not in ops.ADASUM_DTYPES:
+        raise TypeError(f"op ADASUM has no meaning for dtype {dtype} (it is for {', '.join(ops.ADASUM_DTYPES)})")
+    return "ADASUM"
 
 
 def _op(op: Any, dtype: np.dtype, space: Space) -> ops.Operation:

@@ -51,14 +51,14 @@ def parts_of(description: Description, threshold: int) -> list[Part]:
     if description.kind not in FUSED:
         return [Part(None, None, 0)]
     reduces = description.kind == "allreduce"
-    known = not reduces or description.op in ops.NAMES
+    known = not reduces or description.op in ops.ENGINE_NAMES
     parts = []
     for name, shape in zip(description.dtypes, description.shapes):
         dtype = dtype_of(name)
         nbytes = prod(shape) * dtype.itemsize
         alike = (name, description.op) if reduces else (description.root,)
         group = (description.kind, description.device, *alike) if known and nbytes <= threshold and nbytes < DIRECT else None
-        plain = reduces and known and not description.device and description.prescale == description.postscale == 1
+        plain = description.op in ops.NAMES and not description.device and description.prescale == description.postscale == 1
         parts.append(Part(group, alike if plain and nbytes and not is_narrow(dtype) else None, nbytes))
     return parts
 

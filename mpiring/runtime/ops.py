@@ -29,6 +29,24 @@ class _Average:
 AVERAGE = _Average()
 
 
+class _Adasum:
+    """mpiring.ADASUM: adds gradients as far as they are orthogonal, and averages them as far as they are parallel.
+
+    For allreduces of the engine, of float16, bfloat16, float32 and float64, each array for itself: two vectors a and b become
+    (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b, and those of more ranks are combined in pairs.
+
+    Source: S. Maleki et al., "Scaling distributed training with adaptive summation", arXiv:2006.02924, 2020.
+    """
+
+    def __repr__(self) -> str:
+        return "mpiring.ADASUM"
+
+
+ADASUM = _Adasum()
+
+ADASUM_DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
 @dataclass(frozen=True)
 class Operation:
     """An op in terms of arrays: the name of the ufunc that does it, and the dtype kinds that it is for."""
@@ -71,6 +89,9 @@ _AVERAGE = Operation("AVERAGE", "add", "iufc", average=True)
 NAMES: dict[str, object] = {operation.name: op for op, operation in _TABLE} | {"AVERAGE": AVERAGE}
 """The ops by name, for command lines."""
 
+ENGINE_NAMES = {**NAMES, "ADASUM": ADASUM}
+"""The ops by name of the engine's allreduces, which can go on with zeros for a rank's data."""
+
 
 def find(op: object, dtype: np.dtype) -> Operation:
     """Return what `op` does to arrays of `dtype`; TypeError where it is no op, or has no meaning for the dtype."""
@@ -86,6 +107,8 @@ def find(op: object, dtype: np.dtype) -> Operation:
 def _lookup(op: object) -> Operation:
     if isinstance(op, _Average):
         return _AVERAGE
+    if isinstance(op, _Adasum):
+        raise TypeError("op is mpiring.ADASUM, which is for allreduces of the engine alone (mpiring.Engine.allreduce_async)")
     if not isinstance(op, MPI.Op):
         raise TypeError(f"op is of type {type(op).__name__}, not an MPI.Op or mpiring.AVERAGE")
     if op == MPI.OP_NULL:

@@ -13,8 +13,8 @@ from zlib import crc32
 import numpy as np
 
 from mpiring.algorithms.shared import part
-from mpiring.runtime import ops
-from mpiring.runtime.arrays import HOST
+from mpiring.runtime import memory, ops
+from mpiring.runtime.arrays import HOST, address
 from mpiring.runtime.binding import KERNEL_BLOCK, PROCESS_VM
 from mpiring.runtime.channel import Channel
 from mpiring.runtime.copying import copy
@@ -26,6 +26,10 @@ from mpiring.runtime.shared import SharedPlan
 
 PIECES = 512
 """Places that one call of the kernel is given at most; it takes 1,024."""
+
+
+SETTLED = 2
+"""Runs with arrays where they were before, after which they are taken to stay there."""
 
 
 class Piece(NamedTuple):
@@ -40,25 +44,20 @@ def blocks(counts: Sequence[int], start: int, length: int, block: int) -> Iterat
     """Cut a range of the vector that some arrays make up into blocks: of one long array, or of pieces of many short ones.
 
     >>> [[tuple(piece) for piece in found] for found in blocks([3, 2, 9, 1], 1, 13, 4)]
-    [[(0, 1, 2), (1, 0, 2)], [(2, 0, 4)], [(2, 4, 4)], [(2, 8, 1)]]
+    [[(2, 0, 4)], [(2, 4, 4)], [(0, 1, 2), (1, 0, 2)], [(2, 8, 1)]]
     """
     gathered: list[Piece] = []
     size, begin = 0, 0
     for array, count in enumerate(counts):
         low, high = max(start - begin, 0), min(start + length - begin, count)
         begin += count
-        if high <= low:
-            continue
-        if size + high - low > block or len(gathered) == PIECES:
-            if gathered:
-                yield gathered
+        while high - low > block // 2:
+            yield [Piece(array, low, min(block, high - low))]
+            low = min(low + block, high)
+        if gathered and (size + high - low > block or len(gathered) == PIECES):
+            yield gathered
             gathered, size = [], 0
-        if high - low > block // 2:
-            if gathered:
-                yield gathered
-            gathered, size = [], 0
-            yield from ([Piece(array, at, min(block, high - at))] for at in range(low, high, block))
-        else:
+        if high > low:
             gathered.append(Piece(array, low, high - low))
             size += high - low
     if gathered:
@@ -76,15 +75,21 @@ class VectoredPlan(SharedPlan):
         self.seen, self.known, self.packs, self.last = b"", {}, [], []
         self.phases: list[list[Task]] = []
         self.places = np.zeros((2, len(self.counts)), np.int64)
-        self.moves = 0
+        self.moves = self.stays = 0
 
     def run(self, arrays: Sequence[Any], outs: Sequence[Any]) -> bool:
         """Reduce the arrays into the outs; False, on all ranks, where some rank's cannot be reached, and nothing was done."""
-        able = all(array.flags.c_contiguous and out.flags.c_contiguous for array, out in zip(arrays, outs))
-        places = np.array([[array.ctypes.data for array in arrays], [out.ctypes.data for out in outs]], np.int64)
+        places = np.array([[address(array) for array in arrays], [address(out) for out in outs]], np.int64)
         if (places != self.places).any() or not self.moves:
-            self.places = places
+            self.places, self.stays = places, 0
             self.moves += 1
+        else:
+            self.stays += 1
+            if self.stays == SETTLED:
+                self._collapse(arrays, outs)
+        able = all([array.flags.c_contiguous and out.flags.c_contiguous for array, out in zip(arrays, outs)])
+        if able and memory.shared_anywhere():            # those are read and written without the kernel, each on its own
+            able = not any(memory.find(place) for place in {*places[0].tolist(), *places[1].tolist()})
         self.arrays, self.outs = arrays, outs
         self.line = np.array([self.signature, self.moves, able, 0, 0, 0, 0, 0], np.int64).tobytes()
         try:
@@ -92,6 +97,10 @@ class VectoredPlan(SharedPlan):
         finally:
             self.arrays = self.outs = ()
         return self.path == PROCESS_VM
+
+    def _collapse(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
+        memory.collapse((place, each.nbytes) for found, row in zip((arrays, outs), self.places.tolist())
+                        for each, place in zip(found, row))
 
     def _meet(self) -> None:
         """Tell each other where the arrays are, and bind to that."""

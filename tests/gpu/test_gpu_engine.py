@@ -111,6 +111,17 @@ def test_factors(work, count, in_place):
     assert (standin.peek(array) == (total(count) / 2 if in_place else values(count))).all()
 
 
+@pytest.mark.parametrize("in_place", [True, False], ids=["in place", "not in place"])
+@pytest.mark.parametrize("count", [9, LARGE])
+def test_adasum(engine, work, count, in_place):
+    """Computed in host memory: of the same values, the same bits."""
+    array = work.start("allreduce", values(count), name="a", op=mpiring.ADASUM, prescale=0.5, in_place=in_place)
+    host = engine.allreduce(values(count), name="host", op=mpiring.ADASUM, prescale=0.5)
+    got, = work.finish()
+    assert (got == host).all() and not np.array_equal(got, values(count))
+    assert (standin.peek(array) == (host if in_place else values(count))).all()
+
+
 def test_integers_are_scaled_toward_zero(work):
     work.start("allreduce", -values(9, dtype=np.int32), name="a", prescale=0.5)
     got, = work.finish()

@@ -1,10 +1,12 @@
 """Whatever goes wrong on the engine's way: an error on every rank that it concerns, and then the engine goes on."""
 
+import gc
 import logging
 import pickle
 import re
 import sys
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -488,6 +490,29 @@ def test_operations_that_are_held_back_are_given_up_as_well():
             with pytest.raises(mpiring.StallError, match=rf"ranks? [\d, ]*{LAST}\b"):
                 engine.synchronize(handle)
         COMM.Barrier()
+        way = engine.everybody.loop
+    assert way.clean                                     # the last rank's news are short, and the others' long
+
+
+@needs_peers
+def test_what_never_ends_is_kept(monkeypatch):
+    """MPI may write into the arrays of a request as long as it is under way, and mpi4py does not keep them for all calls."""
+    monkeypatch.setattr(loop, "LINGER", 0.2)
+    monkeypatch.setattr(loop, "ROOM", 0)                 # all words go by MPI
+    engine = mpiring.Engine(COMM, timeout=20)
+    handle = engine.allreduce_async(np.ones(3)) if RANK != LAST else None
+    way = engine.everybody.loop
+    while RANK != LAST and way.request is None:
+        engine.poll(handle)
+    COMM.Barrier()
+    round = weakref.ref(way.running) if RANK != LAST else None
+    if RANK != LAST:
+        engine.shutdown()
+    COMM.Barrier()
+    engine.shutdown()
+    del way, handle, engine
+    gc.collect()
+    assert RANK == LAST or round() is not None
 
 
 @needs_peers

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 import mpiring
-from mpiring.runtime import ops, vectored
+from mpiring.runtime import memory, ops, vectored
 from mpiring.runtime.binding import KERNEL_BLOCK
 from mpiring.runtime.channel import channel_of
 from mpiring.runtime.halves import is_narrow
@@ -250,3 +250,30 @@ def test_any_lengths(case):
         outs = arrays if in_place else [np.zeros_like(array) for array in arrays]
         assert plan.run(arrays, outs)
         assert_reduced(outs, counts, dtype)
+
+
+def test_arrays_that_stay_where_they_are_go_into_huge_pages(comm, monkeypatch):
+    """Once, those that lie side by side together; not before they have stayed for some runs."""
+    asked = []
+    monkeypatch.setattr(memory, "_advise", lambda *arguments: asked.append(arguments) or True)
+    counts = [700_000, 3, 700_000]
+    whole, other = np.zeros(sum(counts), np.float32), np.zeros(sum(counts), np.float32)
+    arrays, plan = np.split(whole, np.cumsum(counts)[:-1]), made(comm, counts)
+    for _ in range(vectored.SETTLED):
+        assert plan.run(arrays, arrays)
+        assert plan.run(np.split(other, np.cumsum(counts)[:-1]), arrays)
+    assert not asked
+    for _ in range(vectored.SETTLED + 2):
+        assert plan.run(arrays, arrays)
+    (start, nbytes, advice), = asked
+    assert start <= whole.ctypes.data < start + memory.PAGE and advice == memory.COLLAPSE
+    assert start + nbytes == whole.ctypes.data + whole.nbytes
+
+
+def test_shared_arrays_are_left_to_those_that_need_no_kernel(comm):
+    counts = [5, 1000]
+    shared, plan = mpiring.empty(sum(counts), np.float32, comm), made(comm, counts)
+    arrays = np.split(shared, [5])
+    assert not plan.run(arrays, mine(counts))
+    assert not plan.run(mine(counts), arrays)
+    assert plan.run(mine(counts), mine(counts))

@@ -5,6 +5,7 @@ NP ?= 8
 BENCH ?=
 PYTHON ?= python3
 RANKS = 1 2 3 4 5 8
+TORCH_RANKS = 1 2 3 4
 DRAW = 100
 
 # One environment a library, for their launchers clash. BIN is absolute: Intel's mpirun looks for its parts on PATH.
@@ -33,7 +34,7 @@ $(error make cannot work in a folder with a space in its path: $(CURDIR))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help bench test tests-alone soak prove lint clean
+.PHONY: help bench test tests-alone test-torch soak prove lint clean
 
 help: ## list the targets (this)
 	@awk -F ':.*## ' '/^[a-z%N-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +47,7 @@ bench: $(ENV)/.run ## compare ring, tree and the MPI library's own allreduce on 
 test: tests-alone ## run all tests; the MPI tests at 1, 2, 3, 4, 5 and 8 ranks
 	@for ranks in $(RANKS); do $(MAKE) --no-print-directory test-$$ranks || exit 1; done
 	$(MPIRUN) -np 3 $(BIN)/python -m pytest -q tests/gpu
+	@$(MAKE) --no-print-directory test-torch
 
 # Programs that start mpirun themselves run in a process of their own, which has not started MPI.
 tests-alone: $(ENV)/.test
@@ -54,6 +56,11 @@ tests-alone: $(ENV)/.test
 
 test-N: ## run the MPI tests on N ranks, as in make test-4
 	@echo 'Give a number of ranks: make test-4'; exit 2
+
+test-torch: $(ENV)/.test ## run the tests of mpiring.torch at 1 to 4 ranks (part of make test), where PyTorch is installed
+	@$(BIN)/python -c 'import torch' 2>/dev/null || { echo \
+	  "tests/torch is left out: PyTorch is not installed ($(BIN)/python -m pip install torch)"; exit 0; }; \
+	for ranks in $(TORCH_RANKS); do $(MPIRUN) -np $$ranks $(BIN)/python -m pytest -q tests/torch || exit 1; done
 
 test-%: $(ENV)/.test
 	$(MPIRUN) -np $* $(BIN)/python -m pytest -q tests/mpi

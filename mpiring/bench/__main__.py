@@ -7,21 +7,22 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
+from importlib.metadata import version
 
 import numpy as np
 from mpi4py import MPI
 
 from mpiring.algorithms.registry import COLLECTIVES
-from mpiring.bench import engine, environment, options, peers, report
+from mpiring.bench import engine, environment, options, peers, report, training
 from mpiring.bench.report import Result, time_of
 from mpiring.bench.subjects import BOUND, BUS_FACTORS, COMM, Buffers, bind, what_ran
 from mpiring.bench.timing import interleaved
 from mpiring.runtime.launcher import wrong_launcher
 from mpiring.select import NATIVE, SHARED
 
-Table = engine.Table | report.Table
+Table = engine.Table | report.Table | training.Table
 
-Measured = tuple[engine.CaseResult | Result, str]
+Measured = tuple[engine.CaseResult | training.TrainingResult | Result, str]
 """A result, and the place of its first wrong element, if there is one."""
 
 
@@ -32,10 +33,11 @@ def main(argv: list[str] | None = None, comm: MPI.Comm = MPI.COMM_WORLD) -> int:
         return 2
     chosen = options.parse(argv, quiet=comm.rank != 0, size=comm.size)
     where = environment.describe(comm) | {"buffers": chosen.buffers, "inplace": chosen.inplace}
+    where |= {"torch": version("torch")} if chosen.training else {}
     say = print if comm.rank == 0 else _nothing
     for line in environment.header(where):
         say(f"# {line}", flush=True)
-    kind = engine if chosen.engine else report
+    kind = training if chosen.training else engine if chosen.engine else report
     with peers.gloo(comm) if chosen.peers else nullcontext():
         results, places = _printed(*_asked_for(chosen, where, comm, say), say)
     found = kind.summary(results)
@@ -49,7 +51,9 @@ def main(argv: list[str] | None = None, comm: MPI.Comm = MPI.COMM_WORLD) -> int:
 
 
 def _asked_for(chosen: argparse.Namespace, where: dict, comm: MPI.Comm, say: Callable) -> tuple[Table, Iterable[Measured]]:
-    """Return a table, and what yields its results: the engine's cases, or the sizes of a collective."""
+    """Return a table, and what yields its results: the cases of training or of the engine, or the sizes of a collective."""
+    if chosen.training:
+        return training.Table(), training.measure(chosen, where, comm, say)
     if chosen.engine:
         return engine.Table(), engine.measure(chosen, where, comm, say)
     return report.Table(chosen.algorithms, chosen.bound), measure(chosen, comm, say)

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 import mpiring
 from mpiring.bench.cases import ALLREDUCE, BOTH, CASES, ENGINE, OVERLAP, WORK, Setting, Subject
-from mpiring.bench.report import time_of
+from mpiring.bench.report import cell, time_of
 from mpiring.bench.subjects import BUS_FACTORS
 from mpiring.bench.timing import interleaved
 
@@ -57,12 +57,8 @@ class Table:
         times = " ".join(f"{result.time_us[key]:>10.2f}" for key in ("median", "min", "p99"))
         hides = None if result.hidden is None else 100 * result.hidden
         return [f"{result.case:>10} {result.subject:>9} {result.arrays:>6} {result.bytes:>11} {times} "
-                f"{_cell(result.busbw, 7, '.3f')} {_cell(result.allreduce_ratio, 10, '.2f')} {_cell(hides, 7, '.1f')} "
-                f"{_cell(result.wrong, 6)}"]
-
-
-def _cell(value: float | None, width: int, form: str = "") -> str:
-    return f"{'-' if value is None else format(value, form):>{width}}"
+                f"{cell(result.busbw, 7, '.3f')} {cell(result.allreduce_ratio, 10, '.2f')} {cell(hides, 7, '.1f')} "
+                f"{cell(result.wrong, 6)}"]
 
 
 def measure(chosen: argparse.Namespace, where: dict[str, Any], comm: MPI.Comm, say: Callable) -> Iterator[tuple[CaseResult, str]]:

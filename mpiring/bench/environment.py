@@ -36,10 +36,15 @@ def header(environment: dict[str, Any]) -> list[str]:
     lines = [
         "mpiring {mpiring} on {library}, mpi4py {mpi4py}, NumPy {numpy}, Python {python}, thread level {thread_level}"
         .format(**environment),
-        "{ranks} ranks on {nodes} node(s) with {cores} cores, {buffers} buffers{place}"
-        .format(**environment, place=", in place" if environment["inplace"] else ""),
+        "{ranks} ranks on {nodes} node(s) with {cores} cores, ".format(**environment) + _kind(environment),
     ]
     if environment["ranks_per_node"] > environment["cores"]:
         lines.append(f"WARNING: {environment['ranks_per_node']} ranks share {environment['cores']} cores: times say how the ranks "
                      "take turns; compare them with each other only")
     return lines
+
+
+def _kind(environment: dict[str, Any]) -> str:
+    if "torch" in environment:
+        return f"PyTorch {environment['torch']} with one thread a rank"
+    return f"{environment['buffers']} buffers{', in place' if environment['inplace'] else ''}"

@@ -7,13 +7,17 @@ import importlib.util
 import os
 import re
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from mpiring.algorithms import registry
 from mpiring.bench.cases import CASES, OVERLAP
+from mpiring.bench.epilog import EPILOG
 from mpiring.bench.peers import GLOO, GLOO_DTYPES
 from mpiring.bench.subjects import BOUND, COMM, PLAN
+from mpiring.bench.training import ITERATIONS as TRAININGS
+from mpiring.bench.training import OVERHEAD
 from mpiring.bench.values import DTYPES, a_dtype, a_size, above_one, an_op, natural, positive
 from mpiring.planning import AUTO
 from mpiring.runtime import ops
@@ -23,55 +27,16 @@ COMPARED = (AUTO, "ring", "tree", NATIVE)
 """What an allreduce is measured with where nothing else is asked for."""
 
 LARGEST, MOST, WORK = 64 << 20, 512 << 20, 50
-"""Where nothing else is asked for: bytes of the largest vector, bytes of one of --engine's cases, ms of its work."""
+"""Where nothing else is asked for: bytes of the largest vector, bytes of one of --engine's or --training's cases, ms of work."""
+
+WARMUP, TRAININGS_WARMUP = 6, 3
+"""Iterations that do not count, where nothing else is asked for."""
 
 NOT_ENGINES = ("collective", "algorithms", "peers", "bound", "op", "datatype", "root", "buffers", "minbytes", "stepfactor", "plot")
 """Options without a meaning for the engine's cases, which are what their names say."""
 
-EPILOG = """\
-algorithms beside those of `python -m mpiring algorithms`:
-  auto          what mpiring chooses; the table says what that was: auto:shared
-  shared        ranks of a node reduce in each other's memory
-  native        the MPI library's own, called through mpiring
-  comm          the same by mpi4py's comm.Allreduce (and so on) without mpiring
-  plan          allreduce by a plan made once, with mpiring.allreduce_init
-  FILE.py:NAME  yours: a function (buf, comm) that sums in place, or an
-                mpiring.Algorithm
-
-columns:
-  median, min, p99  microseconds of one call, on the slowest rank
-  algbw         GB/s (1e9 bytes): bytes / time
-  busbw         GB/s that a link carries: 2(n-1)/n * algbw for allreduce, algbw
-                for broadcast and reduce, (n-1)/n * algbw for the others
-  xnative       native's median over this one's: above 1 is faster than the MPI
-                library. Its geometric mean over all sizes stands at the end
-  bound%        with --bound: the bound's median over this one's. In the bound,
-                all ranks scale their own array in place at the same time: each
-                byte is read once and written once, and no allreduce can do with
-                less. (Below some KiB it is the time of a NumPy call)
-  #wrong        elements that differ from the exact result
-
-cases of --engine, float32 arrays that are submitted by name and awaited:
-  many_small    1,000 arrays of 4 KiB, in another order on every rank
-  resnet50      ResNet-50's gradients as backward yields them, against one
-                call with as many bytes
-  single        one element
-  overlap       NumPy at work, a communication of about the same time, and both
-                at once
-  xallreduce    a column: mpiring.allreduce's median over this one's (one call
-                an array; for resnet50 one in all): above 1 is faster
-  hidden%       a column: (work + engine - both) / min(work, engine)
-
-examples:
-  mpirun -np 8 python -m mpiring.bench --buffers shared --inplace --bound
-  mpirun -np 8 python -m mpiring.bench --engine many_small,resnet50 --inplace
-  mpirun -np 4 python -m mpiring.bench -b 1M --algorithms all --plot all.svg
-
-what a call costs beside moving bytes (auto minus comm is mpiring's part):
-  mpirun -np 2 python -m mpiring.bench -b 4 -e 4 -n 50 -m 1000 \\
-      --algorithms comm,native,auto,plan
-
-exit status: 1 when an element is wrong, 2 for a wrong command line or launcher"""
+NOT_TRAININGS = (*NOT_ENGINES, "inplace", "engine")
+"""Those without a meaning for the training's."""
 
 
 def parse(argv: list[str] | None, quiet: bool, size: int = 1) -> argparse.Namespace:
@@ -103,16 +68,20 @@ def _add_what(add: Any) -> None:
         "memory that the ranks of a node share (default ordinary)")
     add("--engine", nargs="?", const="all", metavar="CASES", help="mpiring.Engine instead of a collective: names with commas "
         f"between (default all: {','.join(CASES)})")
+    add("--training", nargs="?", const="all", metavar="CASES", help="steps of a model by mpiring.torch and by PyTorch's DDP "
+        f"instead (extra 'torch'; default all: {','.join(TRAININGS)})")
     add("--work", type=positive, metavar="MS", help=f"ms of work in --engine {OVERLAP} (default {WORK})")
 
 
 def _add_how(add: Any) -> None:
     add("-b", "--minbytes", type=a_size, default=8, metavar="SIZE", help="smallest vector, with K, M or G (default 8)")
     add("-e", "--maxbytes", type=a_size, metavar="SIZE", help="largest vector (default 64M); always measured. With --engine: "
-        "arrays beyond so many bytes are left out (default 512M)")
+        "arrays beyond so many bytes are left out; with --training: wider models are made narrower (default 512M)")
     add("-f", "--stepfactor", type=above_one, default=4, metavar="F", help="factor between sizes (default 4)")
-    add("-n", "--iters", type=positive, metavar="N", help="iterations (default 20, below 64K 100, of --engine single 500)")
-    add("-w", "--warmup_iters", type=natural, default=6, metavar="N", help="iterations that do not count, first (default 6)")
+    add("-n", "--iters", type=positive, metavar="N", help="iterations (default 20, below 64K 100, of --engine single 500, of "
+        f"--training 10 and its {OVERHEAD} 100)")
+    add("-w", "--warmup_iters", type=natural, metavar="N", help="iterations that do not count, first (default "
+        f"{WARMUP}, with --training {TRAININGS_WARMUP})")
     add("-m", "--agg_iters", type=positive, default=1, metavar="N", help="calls in one iteration, back to back with no barrier "
         "between (default 1); times are of one call")
     add("-c", "--check", type=int, choices=(0, 1), default=1, help="check every element of a run of its own (default 1)")
@@ -125,6 +94,7 @@ def _add_files(add: Any) -> None:
 
 
 def _complete(parser: _Parser, options: argparse.Namespace, size: int) -> None:
+    _complete_training(parser, options)
     _complete_engine(parser, options)
     _complete_algorithms(parser, options)
     _complete_beside(parser, options)
@@ -153,20 +123,37 @@ def _complete(parser: _Parser, options: argparse.Namespace, size: int) -> None:
 def _complete_engine(parser: _Parser, options: argparse.Namespace) -> None:
     """Split the names of --engine's cases, and refuse options that do not fit together with it."""
     if options.engine is not None:
-        options.engine = list(CASES) if options.engine == "all" else options.engine.split(",")
-        for name in options.engine:
-            if name not in CASES:
-                parser.error("argument --engine: " + registry.unknown("case", name, CASES))
-        if len(set(options.engine)) < len(options.engine):
-            parser.error("argument --engine: the same name twice")
-        for name in NOT_ENGINES:
-            if getattr(options, name) != parser.get_default(name):
-                parser.error(f"argument --engine: its cases leave no choice of --{name}")
+        options.engine = _cases(parser, options, "engine", CASES, NOT_ENGINES)
     if options.work and OVERLAP not in (options.engine or ()):
         parser.error(f"argument --work: is for --engine {OVERLAP}")
     options.work = options.work or WORK
     if options.maxbytes is None:
-        options.maxbytes = MOST if options.engine else LARGEST
+        options.maxbytes = MOST if options.engine or options.training else LARGEST
+
+
+def _complete_training(parser: _Parser, options: argparse.Namespace) -> None:
+    """Split the names of --training's cases, and refuse options that do not fit together with it, or to go without PyTorch."""
+    if options.training is not None:
+        options.training = _cases(parser, options, "training", TRAININGS, NOT_TRAININGS)
+        if importlib.util.find_spec("torch") is None:
+            parser.error("argument --training: needs PyTorch: pip install 'mpiring[torch]'")
+    if options.warmup_iters is None:
+        options.warmup_iters = TRAININGS_WARMUP if options.training else WARMUP
+
+
+def _cases(parser: _Parser, options: argparse.Namespace, option: str, known: Iterable[str], without: Sequence[str]) -> list[str]:
+    """Return an option's cases, all or those that are named; refuse the options that have no meaning for them."""
+    text = getattr(options, option)
+    names = list(known) if text == "all" else text.split(",")
+    for name in names:
+        if name not in known:
+            parser.error(f"argument --{option}: " + registry.unknown("case", name, known))
+    if len(set(names)) < len(names):
+        parser.error(f"argument --{option}: the same name twice")
+    for name in without:
+        if getattr(options, name) != parser.get_default(name):
+            parser.error(f"argument --{option}: its cases leave no choice of --{name}")
+    return names
 
 
 def _complete_algorithms(parser: _Parser, options: argparse.Namespace) -> None:

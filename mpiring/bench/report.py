@@ -95,6 +95,11 @@ def summary_lines(found: list[dict[str, Any]]) -> list[str]:
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
+def cell(value: float | None, width: int, form: str = "") -> str:
+    """Return a value as a cell of a table: a dash where there is none."""
+    return f"{'-' if value is None else format(value, form):>{width}}"
+
+
 def time_of(samples: np.ndarray) -> dict[str, float]:
     """Return what is told of times in microseconds: the median, the least, and what 99 of 100 do not exceed."""
     found = {"median": np.median(samples), "min": samples.min(), "p99": np.percentile(samples, 99)}

@@ -57,7 +57,7 @@ def again(found: Known, name: str, array: Any, out: Any, op: Any, prescale: Any,
     """Return an allreduce like one that was checked already, if it is for such an array; None where all must be checked anew."""
     description, before, pre, post, dtype, shape, nbytes = found
     if (type(array) is not np.ndarray or array.dtype is not dtype or array.shape != shape
-            or (array.base is not None and memory.shared_anywhere()) or (before is not op and before != op)
+            or (array.base is not None and memory.freed_anywhere()) or (before is not op and before != op)
             or not _same(prescale, pre) or not _same(postscale, post)):
         return None
     if out is None:

@@ -173,6 +173,11 @@ def shared_anywhere() -> bool:
     return bool(_REGIONS)
 
 
+def freed_anywhere() -> bool:
+    """Tell whether an array that is still there may be in memory that was given back."""
+    return any([region.freed for _, region in _REGIONS])
+
+
 def find(address: int) -> Region | None:
     """Return the region whose row of this rank holds an address."""
     index = bisect_right(_REGIONS, address, key=lambda entry: entry[0]) - 1

@@ -532,6 +532,17 @@ def test_a_rank_that_has_shut_down_alone(monkeypatch):
     engine.shutdown()
 
 
+def test_a_shared_array_that_was_freed(engine):
+    """Also under a name whose operation was checked before."""
+    array = mpiring.zeros(5, np.float32, COMM)
+    for _ in range(2):
+        assert (engine.allreduce(array[1:], array[1:], name="freed") == 0).all()
+    mpiring.free(array)
+    with pytest.raises(ValueError, match=f"allreduce on rank {RANK}: array is in shared memory that was freed"):
+        engine.allreduce_async(array[1:], array[1:], name="freed")
+    assert_usable(engine)
+
+
 def test_what_is_no_handle_or_no_factor(engine):
     for call in (engine.poll, engine.synchronize):
         with pytest.raises(TypeError, match=f"on rank {RANK}: handle is of type NoneType"):

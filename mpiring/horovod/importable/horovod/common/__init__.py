@@ -1,0 +1,1 @@
+"""What Horovod's interfaces share, as far as programs import it."""

@@ -7,6 +7,8 @@ from mpi4py import MPI
 import mpiring
 from mpiring.engine.adasum import BLOCK, Adasum, factors, pieces_of
 from mpiring.engine.movers import Requests
+from mpiring.engine.operation import Description
+from mpiring.engine.schedule import parts_of
 from mpiring.runtime import ops
 
 from cases import BFLOAT16, COMM, LAYOUTS, RANK, SIZE, bits, same_bits
@@ -65,7 +67,8 @@ def test_against_numpy(engine, dtype, count):
 
 def test_equal_vectors_are_averaged_and_orthogonal_ones_added(engine):
     same = np.arange(1.0, 8.0)
-    assert np.allclose(engine.allreduce(same, op=mpiring.ADASUM), same, rtol=1e-15)
+    for size in (1.0, 1e-100, 1e100):
+        assert np.allclose(engine.allreduce(same * size, op=mpiring.ADASUM), same * size, rtol=1e-15, atol=0)
     mine = np.zeros(SIZE + 2)
     mine[RANK] = RANK + 1
     assert np.allclose(engine.allreduce(mine, op=mpiring.ADASUM), [*range(1, SIZE + 1), 0, 0], rtol=1e-15)
@@ -237,4 +240,6 @@ def test_parts():
         assert [place for piece in pieces for place in range(piece.start, piece.stop)] == [*range(high - low)]
         assert all(edges[array] <= low + start < low + stop <= edges[array + 1] and stop - start <= BLOCK
                    for array, start, stop in pieces)
+    part, = parts_of(Description("allreduce", ("float32",), ((10,),), "ADASUM"), 1 << 20)
+    assert part.group and part.vector is None, "what is one vector has one dot product"
     assert factors(np.zeros((1, 3))).tolist() == [[1], [1]]

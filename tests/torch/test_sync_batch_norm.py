@@ -179,7 +179,7 @@ def test_in_a_network_that_is_used_twice_before_going_back(hvd):
 def test_numerical_gradient(hvd):
     _, synced = pair(hvd, 2)
     synced.track_running_stats = False
-    mine = batch(RANK, 3, 2).requires_grad_()
+    mine, before = batch(RANK, 3, 2).requires_grad_(), copy.deepcopy(synced.state_dict())
     (synced(mine) * weights(mine)).sum().backward()
     step = 1e-6
     for owner in EVERYONE:                               # the loss of all ranks, moved by one element of one rank's batch
@@ -190,6 +190,7 @@ def test_numerical_gradient(hvd):
             losses.append(hvd.allreduce((synced(moved) * weights(moved)).sum(), op=hvd.Sum))
         if owner == RANK:
             assert abs((losses[0] - losses[1]) / (2 * step) - mine.grad[1, 2]) < 1e-6
+    assert all(torch.equal(now, before[name]) for name, now in synced.state_dict().items()), "nothing is tracked"
 
 
 def test_process_sets(hvd):

@@ -59,8 +59,8 @@ test-N: ## run the MPI tests on N ranks, as in make test-4
 
 test-torch: $(ENV)/.test ## run the tests of mpiring.torch at 1 to 4 ranks (part of make test), where PyTorch is installed
 	@$(BIN)/python -c 'import torch' 2>/dev/null || { echo \
-	  "tests/torch is left out: PyTorch is not installed ($(BIN)/python -m pip install torch)"; exit 0; }; \
-	for ranks in $(TORCH_RANKS); do $(MPIRUN) -np $$ranks $(BIN)/python -m pytest -q tests/torch || exit 1; done
+	  "tests/pytorch is left out: PyTorch is not installed ($(BIN)/python -m pip install torch)"; exit 0; }; \
+	for ranks in $(TORCH_RANKS); do $(MPIRUN) -np $$ranks $(BIN)/python -m pytest -q tests/pytorch || exit 1; done
 
 test-%: $(ENV)/.test
 	$(MPIRUN) -np $* $(BIN)/python -m pytest -q tests/mpi

@@ -12,9 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from inspect import signature
 from itertools import cycle
-from math import sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple
-from zlib import crc32
 
 import numpy as np
 from mpi4py import MPI
@@ -22,6 +20,7 @@ from mpi4py import MPI
 from mpiring.bench import peers
 from mpiring.bench.report import cell, time_of
 from mpiring.bench.timing import interleaved
+from mpiring.bench.weights import checked
 
 if TYPE_CHECKING:
     import torch
@@ -39,10 +38,6 @@ ITERATIONS = {"mlp": 10, "resnet": 10, "transformer": 10, OVERHEAD: 100}
 
 LEARNING_RATE = 1e-4
 """Small, so that what rounding changes in one step does not grow in the next ones: weights can be compared at the end."""
-
-TOLERANCE, TOLERANCES, FLOOR = 0.01, {BF16: 0.25}, 0.1
-"""How far a tensor may end from DDP's, as a share of the way that training has moved it, or of FLOOR of the model's way if that is
-more: well above what rounding does (0.0002, with bfloat16 0.12, in 30 steps), and well below what a lost or wrong average does."""
 
 
 @dataclass
@@ -175,12 +170,18 @@ def _measured(name: str, case: Case, makers: dict[str, Callable], chosen: argpar
         replicas.append(Replica(subject, model, *make(model, optimizer)))
     times = interleaved([replica.step(cycle(batches)) for replica in replicas], lambda: None, chosen.warmup_iters,
                         chosen.iters or ITERATIONS[name], chosen.agg_iters, comm) * 1e6
-    wrong = checked(replicas, case.model(chosen.maxbytes), comm) if chosen.check else {}
+    wrong = _compared(replicas, case.model(chosen.maxbytes), comm) if chosen.check else {}
     shapes = list(replicas[0].model.parameters())
     turns = dict(zip(makers, times))
     for subject in makers:
         yield result(name, subject, turns, len(shapes), sum(tensor.nbytes for tensor in shapes), comm.size * case.samples,
                      wrong.get(subject, (None, "")))
+
+
+def _compared(replicas: list[Replica], start: nn.Module, comm: MPI.Comm) -> dict[str, tuple[int, str]]:
+    """Check the weights of all replicas that have been synchronised."""
+    models = {replica.name: replica.model for replica in replicas if replica.name != ALONE}
+    return checked(models, models[DDP], start, (BF16,), comm)
 
 
 def _batches(case: Case, rank: int) -> list[Batch]:
@@ -210,51 +211,6 @@ def result(case: str, subject: str, turns: dict[str, np.ndarray], tensors: int, 
     cost = round(float(mine.min() - turns[ALONE].min()) / tensors, 3) if case == OVERHEAD else None
     return TrainingResult(case, subject, tensors, nbytes, time_of(mine), speed, round(exposed, 3), share, ratio, cost,
                           wrong[0]), wrong[1]
-
-
-def checked(replicas: list[Replica], start: nn.Module, comm: MPI.Comm) -> dict[str, tuple[int, str]]:
-    """Count each synchronised replica's tensors that differ from rank 0's in a bit, or from DDP's by more than rounding does."""
-    right = next(replica.model for replica in replicas if replica.name == DDP)
-    found = {}
-    for replica in replicas:
-        if replica.name != ALONE:
-            tolerance = TOLERANCES.get(replica.name, TOLERANCE)
-            far = {name: f"off {DDP}'s by {share:.2g} of its way" for name, share in distances(replica.model, right, start).items()
-                   if not share <= tolerance}           # NaN is far too
-            found[replica.name] = _together(far | _other_bits(replica.model, comm), comm)
-    return found
-
-
-def distances(model: nn.Module, right: nn.Module, start: nn.Module) -> dict[str, float]:
-    """Return by name how far a model's tensors are from the right ones, as a share of the way from the start to those.
-
-    Both are root mean squares over the elements. A tensor that has hardly moved is judged by the way of the whole model: some, such
-    as the biases of attention's keys, move by nothing but rounding.
-    """
-    tensors = [dict(each.named_parameters()) for each in (model, right, start)]
-    ways = {name: float((tensors[1][name] - tensors[2][name]).detach().norm()) for name in tensors[0]}
-    counts = {name: tensor.numel() for name, tensor in tensors[0].items()}
-    least = FLOOR * sqrt(sum(way ** 2 for way in ways.values()) / sum(counts.values()))
-    return {name: _share(float((tensors[0][name] - tensors[1][name]).detach().norm()), max(way, least * sqrt(counts[name])))
-            for name, way in ways.items()}
-
-
-def _share(apart: float, way: float) -> float:
-    return apart / way if way else float("inf") if apart else 0.0
-
-
-def _other_bits(model: nn.Module, comm: MPI.Comm) -> dict[str, str]:
-    """Return the names of the tensors whose bits are not rank 0's."""
-    bits = {name: crc32(tensor.detach().numpy()) for name, tensor in model.named_parameters()}
-    first = comm.bcast(bits)
-    return {name: "not the same bits as on rank 0" for name in bits if bits[name] != first[name]}
-
-
-def _together(wrong: dict[str, str], comm: MPI.Comm) -> tuple[int, str]:
-    """Return how many tensors are wrong on some rank, and the first rank's first."""
-    found = comm.allgather(wrong)
-    places = (f"rank {rank}, tensor {name!r}: {text}" for rank, told in enumerate(found) for name, text in told.items())
-    return len(set().union(*found)), next(places, "")
 
 
 def summary(results: list[TrainingResult]) -> list[dict[str, Any]]:

@@ -76,6 +76,7 @@ class Driver:
             while not over() and not interrupts.caught:
                 with self.lock:
                     if self.taken:
+                        self.loop.exchanges.mover.patience(False)        # the core that it left to its caller is free now
                         if not over():
                             self.free.wait(None if interrupts.idle else BESIDE)
                         continue

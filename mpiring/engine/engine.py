@@ -71,8 +71,8 @@ class Engine:
         array: a NumPy or CuPy array of any numeric dtype, shape and strides; not to be touched until synchronize has returned.
         out: takes the result, like the array in shape and dtype; the array itself for a result in place; left out: a new array.
         name: pairs the operations of all ranks, whatever the order of calls; those without are paired by their order.
-        op: as for mpiring.allreduce. prescale, postscale: factors for what goes in and what comes out (integers in float64,
-        truncated toward zero; 16-bit floats in float32). process_set: the ranks that take part (default: all).
+        op: as for mpiring.allreduce, or mpiring.ADASUM. prescale, postscale: factors for what goes in and what comes out (integers
+        in float64, truncated toward zero; 16-bit floats in float32). process_set: the ranks that take part (default: all).
 
         Raises TypeError or ValueError at once for wrong arguments and a name that is on its way already. What goes wrong later,
         synchronize raises.

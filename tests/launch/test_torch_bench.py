@@ -94,8 +94,8 @@ def test_columns_fit_each_other(ranks, tmp_path):
 
 
 @pytest.mark.parametrize("replacement, told", [
-    ("lambda optimizer, **_: optimizer", "off ddp's by "),
-    ("lambda optimizer, **options: distribute(optimizer, **options, op=hvd.Sum)", "off ddp's by 1 of its way"),
+    ("lambda optimizer, **_: optimizer", "off DDP's by "),
+    ("lambda optimizer, **options: distribute(optimizer, **options, op=hvd.Sum)", "off DDP's by 1 of its way"),
 ])
 def test_gradients_that_are_not_averaged_are_found(replacement, told, tmp_path):
     path = tmp_path / "broken.py"

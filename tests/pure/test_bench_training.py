@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpiring.bench import options, training
+from mpiring.bench import options, training, weights
 from mpiring.bench.training import ALONE, BF16, DDP, HOROVOD, ITERATIONS, MPIRING, OVERHEAD, Table, TrainingResult
 
 WHY = "PyTorch is not installed (extra 'torch')"
@@ -189,12 +189,12 @@ def test_distances_are_shares_of_the_way(trio):
     import torch
 
     start, right, model = trio
-    assert set(training.distances(model, right, start).values()) == {0.0}
+    assert set(weights.distances(model, right, start).values()) == {0.0}
     with torch.no_grad():
         model[0].bias.copy_(start[0].bias)             # left behind
         model[2].weight += 0.001
         model[2].bias[0] = float("nan")
-    found = training.distances(model, right, start)
+    found = weights.distances(model, right, start)
     assert found["0.bias"] == pytest.approx(1, rel=1e-3) and found["2.weight"] == pytest.approx(0.1, rel=1e-3)
     assert np.isnan(found["2.bias"]) and found["0.weight"] == 0
 
@@ -206,18 +206,18 @@ def test_tensors_that_hardly_move_are_judged_by_the_way_of_all(trio):
     with torch.no_grad():
         right[0].bias.copy_(start[0].bias + 1e-6)
         model[0].bias.copy_(start[0].bias)
-    assert training.distances(model, right, start)["0.bias"] == pytest.approx(1e-3, rel=0.05)
+    assert weights.distances(model, right, start)["0.bias"] == pytest.approx(1e-3, rel=0.05)
 
 
 def test_what_has_not_moved_at_all_is_infinitely_far_or_right(trio):
     import torch
 
     start, _, model = trio
-    assert set(training.distances(start, start, start).values()) == {0.0}
-    assert set(training.distances(model, start, start).values()) == {np.inf}
+    assert set(weights.distances(start, start, start).values()) == {0.0}
+    assert set(weights.distances(model, start, start).values()) == {np.inf}
     with torch.no_grad():
         model[0].bias.copy_(start[0].bias)
-    assert training.distances(model, start, start)["0.bias"] == 0
+    assert weights.distances(model, start, start)["0.bias"] == 0
 
 
 def test_wrong_tensors_are_counted_and_the_first_is_named(trio):
@@ -225,12 +225,12 @@ def test_wrong_tensors_are_counted_and_the_first_is_named(trio):
 
     start, right, model = trio
     by = {name: training.Replica(name, each, each, None) for name, each in ((ALONE, start), (MPIRING, model), (DDP, right))}
-    assert training.checked(list(by.values()), start, MPI.COMM_SELF) == {MPIRING: (0, ""), DDP: (0, "")}
+    assert training._compared(list(by.values()), start, MPI.COMM_SELF) == {MPIRING: (0, ""), DDP: (0, "")}
     with torch.no_grad():
         model[0].bias += 0.01
         model[2].weight[0, 0] = float("nan")
-    found = training.checked(list(by.values()), start, MPI.COMM_SELF)
-    assert found == {MPIRING: (2, "rank 0, tensor '0.bias': off ddp's by 1 of its way"), DDP: (0, "")}
+    found = training._compared(list(by.values()), start, MPI.COMM_SELF)
+    assert found == {MPIRING: (2, "rank 0, tensor '0.bias': off DDP's by 1 of its way"), DDP: (0, "")}
 
 
 def test_compression_may_round(trio):
@@ -241,7 +241,7 @@ def test_compression_may_round(trio):
         model[0].bias += 0.001
     for name, wrong in ((MPIRING, 1), (BF16, 0), (HOROVOD, 1)):
         replicas = [training.Replica(name, model, model, None), training.Replica(DDP, right, right, None)]
-        assert training.checked(replicas, start, MPI.COMM_SELF)[name][0] == wrong
+        assert training._compared(replicas, start, MPI.COMM_SELF)[name][0] == wrong
 
 
 class TwoRanks:
@@ -257,7 +257,7 @@ class TwoRanks:
 
 
 def test_other_bits_are_found(trio):
-    assert training._other_bits(trio[0], TwoRanks("2.bias")) == {"2.bias": "not the same bits as on rank 0"}
+    assert weights._other_bits(trio[0], TwoRanks("2.bias")) == {"2.bias": "not the same bits as on rank 0"}
 
 
 @pytest.mark.parametrize("text, told", [

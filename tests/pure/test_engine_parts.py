@@ -446,13 +446,13 @@ def test_what_is_given_up_lets_go_of_the_callers_arrays():
 # ----------------------------------------------------------------- many arrays as one vector
 
 @given(st.lists(st.integers(0, 40), max_size=30), st.integers(1, 50), st.data())
-def test_blocks_cover_the_range_in_order(counts, block, data):
+def test_blocks_cover_the_range_once(counts, block, data):
     start = data.draw(st.integers(0, sum(counts)))
     length = data.draw(st.integers(0, sum(counts) - start))
     found = list(blocks(counts, start, length, block))
     places = np.cumsum([0, *counts])
-    assert [places[array] + at for pieces in found for array, first, count in pieces for at in range(first, first + count)] == list(
-        range(start, start + length))
+    assert sorted(places[array] + at for pieces in found for array, first, count in pieces
+                  for at in range(first, first + count)) == list(range(start, start + length))
     for pieces in found:
         assert pieces and all(piece.length > 0 and piece.start + piece.length <= counts[piece.array] for piece in pieces)
         assert sum(piece.length for piece in pieces) <= block
@@ -465,8 +465,8 @@ def test_short_arrays_share_blocks_as_long_as_they_fit(counts, block):
     assert all(sum(pieces) + following[0] > block for pieces, following in pairwise(found))
 
 
-def test_a_long_array_has_blocks_of_its_own():
-    assert [len(pieces) for pieces in blocks([2, 2, 17, 2, 2], 0, 25, 8)] == [2, 1, 1, 1, 2]
+def test_a_long_array_has_blocks_of_its_own_but_for_its_end():
+    assert [[piece.length for piece in pieces] for pieces in blocks([2, 2, 17, 2, 2], 0, 25, 8)] == [[8], [8], [2, 2, 1, 2], [2]]
 
 
 @pytest.mark.parametrize("count", [1, 2])

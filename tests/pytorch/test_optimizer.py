@@ -278,9 +278,11 @@ def test_a_model_that_changes_its_memory(hvd):
     optimizer, plain = hvd.DistributedOptimizer(sgd(model)), sgd(alone)
     for step in range(6):
         for each, taker, ranks in ((model, optimizer, (RANK,)), (alone, plain, EVERYONE)):
-            taker.zero_grad(set_to_none=step in (2, 4))
-            if each is model and step in (2, 3):
-                each.to(memory_format=[torch.channels_last, torch.contiguous_format][step - 2])
+            if each is model and step == 4:
+                each.to(memory_format=torch.contiguous_format)
+            taker.zero_grad(set_to_none=step >= 4)
+            if each is model and step == 2:
+                each.to(memory_format=torch.channels_last)
             (each(images(step, ranks)) ** 2).mean().backward()
             taker.step()
     assert_close(model, alone)

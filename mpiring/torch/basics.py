@@ -46,6 +46,9 @@ class Basics:
         """
         if self.is_initialized():
             return
+        if not MPI.Is_initialized():
+            raise ValueError("init: MPI has not begun in this process: what a rank has started (a data loader's worker, say) is "
+                             "no rank: put the program under `if __name__ == '__main__':`")
         _check_sets(process_sets, comm)
         made = _engine_on(comm)
         failfast.install()

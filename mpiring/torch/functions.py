@@ -137,12 +137,15 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
 
 
 def _check_groups(optimizer: torch.optim.Optimizer, process_set: ProcessSet) -> None:
-    call, mine = "broadcast_optimizer_state", [len(group["params"]) for group in optimizer.param_groups]
-    everyone = allgather_object(mine, call, process_set)
-    for rank, lengths in zip(process_set.ranks, everyone):
-        if lengths != everyone[0]:
-            raise ValueError(f"{call}: the numbers of parameters in the optimizer's groups differ: rank {process_set.ranks[0]} has "
-                             f"{everyone[0]}, rank {rank} has {lengths}")
+    call, lengths = "broadcast_optimizer_state", [len(group["params"]) for group in optimizer.param_groups]
+    everyone = allgather_object((type(optimizer).__name__, lengths), call, process_set)
+    (kind, first), lowest = everyone[0], process_set.ranks[0]
+    for rank, (other, found) in zip(process_set.ranks, everyone):
+        if other != kind:
+            raise ValueError(f"{call}: the optimizers differ: rank {lowest} has {kind}, rank {rank} has {other}")
+        if found != first:
+            raise ValueError(f"{call}: the numbers of parameters in the optimizer's groups differ: rank {lowest} has {first}, "
+                             f"rank {rank} has {found}")
 
 
 class _Like(NamedTuple):

@@ -285,3 +285,23 @@ import subprocess, sys
 print(subprocess.check_output([sys.executable, "-c", "import horovod.torch as hvd; print(hvd.__name__)"], text=True), end="")
 """)
     assert (done.returncode, done.stdout) == (0, "mpiring.torch\n"), done.stderr
+
+
+def test_processes_that_a_program_starts_are_no_ranks(start):
+    """They have the rank's words from the launcher, with which MPI would begin as that rank a second time."""
+    done = start(2, """
+import subprocess, sys
+import torch, horovod.torch as hvd
+hvd.init()
+code = "import horovod.torch as hvd; from mpi4py import MPI; print(MPI.Is_initialized()); hvd.init()"
+child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+assert child.stdout == "False\\n" and "ValueError: init: MPI has not begun in this process" in child.stderr, child
+model = torch.nn.Linear(30, 3)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1))
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(1, 30)).sum().backward()
+    optimizer.step()
+print("trained", flush=True)
+""")
+    assert (done.returncode, done.stdout) == (0, "trained\n" * 2), done.stderr

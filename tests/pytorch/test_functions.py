@@ -292,6 +292,10 @@ def test_wrong_optimizers(hvd):
         found = all_attempt(lambda: hvd.broadcast_optimizer_state(torch.optim.SGD(some, 0.1), 0))
         text = f"the numbers of parameters in the optimizer's groups differ: rank 0 has [6], rank {LAST} has [2]"
         assert set(found) == {("ValueError", f"broadcast_optimizer_state: {text}")}
+        kind = torch.optim.Adam if RANK == LAST else torch.optim.SGD
+        found = all_attempt(lambda: hvd.broadcast_optimizer_state(kind(model.parameters(), 0.1), 0))
+        text = f"the optimizers differ: rank 0 has SGD, rank {LAST} has Adam"
+        assert set(found) == {("ValueError", f"broadcast_optimizer_state: {text}")}
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     optimizer.state[model[0].weight]["odd"] = torch.ones(3).to_sparse() if RANK == LAST else 0
     found = all_attempt(lambda: hvd.broadcast_optimizer_state(optimizer, LAST))

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from mpiring import failfast
 from mpiring.engine.engine import Engine
 from mpiring.torch import process_sets as sets
-from mpiring.torch.process_sets import ProcessSet, engine
+from mpiring.torch.process_sets import ProcessSet, comm_among, engine
 
 __all__ = ["Basics", "engine"]
 
@@ -198,12 +198,7 @@ def _comm_of(ranks: list[Any]) -> MPI.Comm:
         raise ValueError(f"comm {ranks} are not different ranks of the {world.size} of COMM_WORLD")
     if world.rank not in ranks:
         raise ValueError(f"comm {ranks} does not have rank {world.rank} of COMM_WORLD, which must not call init then")
-    whole = world.Get_group()
-    group = whole.Incl(ranks)
-    made = world.Create_group(group)
-    group.Free()
-    whole.Free()
-    return made
+    return comm_among(ranks, world)
 
 
 def _place_in(comm: MPI.Comm) -> _Place:

@@ -15,7 +15,7 @@ import mpiring
 from mpiring.engine.operation import Operation
 from mpiring.runtime.memory import PAGE
 from mpiring.torch.exceptions import translated
-from mpiring.torch.process_sets import ProcessSet, engine, within
+from mpiring.torch.process_sets import ProcessSet, comm_among, engine, within
 from mpiring.torch.tensors import array_of, stream_of, tensor_of
 
 FIRST = 1 << 20
@@ -86,11 +86,7 @@ class Link:
         if inner is self.engine.everybody:
             return self.engine.comm
         if inner not in _COMMS:
-            whole = self.engine.comm.Get_group()
-            group = whole.Incl(inner.ranks)
-            _COMMS[inner] = self.engine.comm.Create_group(group)
-            group.Free()
-            whole.Free()
+            _COMMS[inner] = comm_among(inner.ranks, self.engine.comm)
         return _COMMS[inner]
 
 

@@ -196,6 +196,16 @@ def _check_dynamic(call: str) -> None:
         raise ValueError(f'{call}: process sets were fixed by hvd.init; use hvd.init(process_sets="dynamic") or {DYNAMIC}=1')
 
 
+def comm_among(ranks: Sequence[int], comm: MPI.Comm) -> MPI.Comm:
+    """Make a communicator of some ranks of another one; these, and nobody else, call this."""
+    whole = comm.Get_group()
+    group = whole.Incl(ranks)
+    made = comm.Create_group(group)
+    group.Free()
+    whole.Free()
+    return made
+
+
 def _ranks_of(comm: MPI.Comm, within_comm: MPI.Comm) -> tuple[int, ...] | None:
     """Return a communicator's ranks as numbered in another one; None for a rank without one."""
     if comm == MPI.COMM_NULL:

@@ -10,7 +10,7 @@ import torch
 
 from mpiring.torch.buckets import Slot
 from mpiring.torch.exceptions import translated
-from mpiring.torch.optimizer import DistributedMethods, named_by_place
+from mpiring.torch.optimizer import DistributedMethods, named_by_place, scales_itself
 from mpiring.torch.process_sets import engine, within
 from mpiring.torch.reducer import Reducer
 from mpiring.torch.tensors import array_of, stream_of, tensor_of
@@ -40,14 +40,10 @@ class AdasumMethods(DistributedMethods):
             _combine(mine.reducer, slots, before)
         return result
 
-    @property
+    @DistributedMethods._step_supports_amp_scaling.getter
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether the plain optimizer unscales gradients itself."""
-        return vars(self).get("_step_supports_amp_scaling", getattr(self._distribution.plain, "_step_supports_amp_scaling", False))
-
-    @_step_supports_amp_scaling.setter
-    def _step_supports_amp_scaling(self, value: bool) -> None:
-        vars(self)["_step_supports_amp_scaling"] = value
+        """Whether the plain optimizer unscales gradients itself: nothing is reduced before its step."""
+        return scales_itself(self)
 
 
 AdasumMethods.step.hooked = True

@@ -134,11 +134,17 @@ class DistributedMethods:
         if mine.should_synchronize and not mine.reduced():
             mine.reduce(self)
             mine.synchronized = BY_SCALER
-        return vars(self).get("_step_supports_amp_scaling", getattr(mine.plain, "_step_supports_amp_scaling", False))
+        return scales_itself(self)
 
     @_step_supports_amp_scaling.setter
     def _step_supports_amp_scaling(self, value: bool) -> None:
         vars(self)["_step_supports_amp_scaling"] = value
+
+
+def scales_itself(optimizer: Any) -> bool:
+    """Tell whether the plain optimizer unscales gradients itself."""
+    plain = getattr(optimizer._distribution.plain, "_step_supports_amp_scaling", False)
+    return vars(optimizer).get("_step_supports_amp_scaling", plain)
 
 
 DistributedMethods.step.hooked = True                    # or PyTorch would run a step's hooks here and in the plain step

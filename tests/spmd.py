@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import functools
 import os
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -32,13 +33,16 @@ STDERR = 2
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Let rank 0 alone speak."""
+    """Let rank 0 alone speak, and give each rank a root of its own for tmp_path: pytest clears away what another rank has there."""
     global STDERR
     STDERR = os.dup(2)
     config.addinivalue_line("markers", "deadline(seconds): how long the test may take before the run is ended")
     reporter = config.pluginmanager.getplugin("terminalreporter")
     if WORLD.rank and reporter:
         reporter._tw._file = open(os.devnull, "w")  # noqa: SIM115
+    root = tempfile.TemporaryDirectory(prefix="mpiring-tests-")
+    config.add_cleanup(root.cleanup)
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = root.name
 
 
 def pytest_report_header() -> str:

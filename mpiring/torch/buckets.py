@@ -101,6 +101,7 @@ class Bucket:
         """Give every slot its place in `flat`, which has a place for each element."""
         self.slots, self.name, self.link, self.flat = slots, name, link, flat
         self.missing, self.version = len(slots), 0
+        self.frozen: list[Slot] = []
         self.handle: Any = None
         self.array = array_of(flat, in_place=True)
         place = 0
@@ -136,7 +137,8 @@ class Bucket:
         return self.flat.as_strided(slot.param.shape, _strides(slot.param), self.flat.storage_offset() + place)
 
     def leave(self, slot: Slot) -> None:
-        """Give zeros for a frozen parameter, whose gradient stays what it is."""
+        """Give zeros for a frozen parameter, whose gradient stays what it is if it is frozen everywhere."""
+        self.frozen.append(slot)
         if slot.param.grad is slot.view:
             slot.param.grad = slot.view.clone()
         slot.view.zero_()
@@ -178,8 +180,12 @@ class Bucket:
     def finish(self) -> None:
         """Wait until the gradients are reduced; nothing is on its way then, also where that fails."""
         handle, self.handle, self.missing = self.handle, None, len(self.slots)
+        frozen, self.frozen = self.frozen, []
         if handle is not None:
             self.receive(self.link.wait(handle))
+            for slot in frozen:
+                if slot.view.any():                      # of ranks where it is not frozen; or the weights would differ
+                    slot.param.grad = slot.view
 
     def receive(self, result: Any) -> None:
         """Have the reduced gradients where they belong."""
@@ -264,7 +270,7 @@ class Sparse:
             with translated():
                 found = handle()
             slot = self.slots[0]
-            if slot.param.requires_grad or not slot.left:
+            if slot.param.requires_grad or not slot.left or found._nnz():
                 slot.param.grad = found
 
 

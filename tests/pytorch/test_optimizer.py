@@ -403,6 +403,27 @@ def test_a_frozen_parameters_gradient_is_its_own(hvd):
     assert same_everywhere(model)
 
 
+@several
+@pytest.mark.parametrize("compression", ["none", "bf16"])
+def test_frozen_on_some_ranks_only(hvd, compression):
+    """A rank where a parameter is frozen has no gradient to give, but takes the others', or the weights would differ."""
+    model = network()
+    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), compression=getattr(hvd.Compression, compression))
+    for step in range(4):
+        before = weights(model)
+        optimizer.zero_grad()
+        moved = mean([torch.cat([grad.reshape(-1) * (rank > 0 or not step % 2 or not name.startswith("2.")) for (name, _), grad in
+                                 zip(model.named_parameters(), torch.autograd.grad(loss_of(model, step, (rank,)),
+                                                                                   list(model.parameters())))])
+                      for rank in EVERYONE])
+        model[2].requires_grad_(RANK > 0 or not step % 2)
+        loss_of(model, step).backward()
+        optimizer.step()
+        model[2].requires_grad_(True)
+        assert same_everywhere(model)
+        assert torch.allclose(weights(model), before - 0.1 * moved, rtol=0, atol=1e-14 if compression == "none" else 1e-2)
+
+
 def test_parameters_that_cannot_have_gradients(hvd):
     table = torch.nn.Parameter(torch.arange(4), requires_grad=False)
     model = network()
@@ -448,6 +469,19 @@ def test_sparse_gradients(hvd, as_dense, missing):
             assert model.table.weight.grad.is_sparse is not as_dense
     assert_close(model, alone)
     assert same_everywhere(model)
+
+
+@several
+def test_sparse_gradients_frozen_on_some_ranks_only(hvd):
+    model = Words()
+    optimizer = hvd.DistributedOptimizer(sgd(model))
+    for step in range(3):
+        optimizer.zero_grad()
+        model.table.weight.requires_grad_(RANK == 0)
+        model(words(step, (RANK,))).backward()
+        optimizer.step()
+        assert same_everywhere(model)
+    assert model.table.weight.grad.is_sparse
 
 
 def test_sparse_gradients_summed(hvd):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpiring.runtime.barrier import give_way
+from mpiring.runtime.plan import LOOKS
 
 try:
     import _signal  # in half a microsecond what takes the module over it ten
@@ -143,7 +144,7 @@ class Driver:
 
 def drive(loops: Sequence[Loop], over: Callable[[], bool]) -> None:
     """Move loops on, once at least, until something is over: first giving the core away between looks, then asleep."""
-    begun, moved, spin = perf_counter(), -1, SPIN * max([loop.crowd for loop in loops])
+    begun, moved, looks, spin = perf_counter(), -1, 0, SPIN * max([loop.crowd for loop in loops])
     with np.errstate(all="ignore"):                      # of whose array it is that overflows nobody would know
         while True:
             now = sum([loop.advance() for loop in loops])
@@ -155,8 +156,11 @@ def drive(loops: Sequence[Loop], over: Callable[[], bool]) -> None:
             waited = perf_counter() - begun
             if waited < spin:
                 give_way()
+            elif looks:
+                looks -= 1
             else:
                 time.sleep(nap(waited))
+                looks = LOOKS
                 for loop in loops:
                     loop.watch.look()
 

@@ -11,7 +11,7 @@ from mpiring.runtime import ops
 from mpiring.runtime.arrays import Space
 from mpiring.runtime.channel import Channel
 from mpiring.runtime.plan import Call, Plan
-from mpiring.runtime.program import LEAD, WINDOW, Memory, Program, compile_program
+from mpiring.runtime.program import Memory, Program, compile_program, window_of
 
 LATENCY = 64 * 1024
 """Bytes that travel in the time that a message takes before its first byte arrives (alpha / beta): 10 us at 6.5 GB/s on a node,
@@ -43,8 +43,7 @@ def _program(channel: Channel, algorithm: Algorithm, setting: Setting, shares: l
     program = channel.programs.get(key)
     if program is None:
         # On one node a processor moves the bytes, so there is nothing to run ahead of.
-        window, lead = (WINDOW, LEAD) if channel.spread or memory.staged else (0, 0)
-        program = compile_program(algorithm, channel.rank, setting, shares, channel.segment // itemsize, memory, average,
-                                  window, lead)
+        window = window_of(channel.segment) if channel.spread or memory.staged else 0
+        program = compile_program(algorithm, channel.rank, setting, shares, channel.segment // itemsize, memory, average, window)
         channel.programs.put(key, program)
     return program

@@ -11,7 +11,7 @@ from mpiring.algorithms.registry import ALGORITHMS
 from mpiring.algorithms.setting import Setting
 from mpiring.runtime import arrays
 from mpiring.runtime.arrays import boxes
-from mpiring.runtime.program import GROUP, WINDOW, Memory, Slot, compile_program
+from mpiring.runtime.program import GROUP, IN_FLIGHT, WINDOW, Memory, Slot, compile_program, window_of
 
 MEMORIES = [Memory(), Memory(in_place=False), Memory(False, False, True), Memory(False, True, False), Memory(False, False, False),
             Memory(True, False, False), Memory(staged=True), Memory(False, False, False, staged=True)]
@@ -49,6 +49,12 @@ def test_scratch_is_a_few_segments(key, memory):
             assert all(length <= 16 for length in program.slots + program.host_slots)
             assert len(program.slots) <= 2 * (GROUP + WINDOW) + 2
             assert len(program.host_slots) <= (0 if not memory.staged else 2 * WINDOW + 4)
+
+
+def test_short_segments_go_further_ahead():
+    windows = {nbytes: window_of(nbytes) for nbytes in (64, 60 << 10, 128 << 10, 512 << 10, 1 << 20, 1 << 30)}
+    assert list(windows.values()) == [WINDOW, WINDOW, 8, 4, 4, 4]
+    assert windows[60 << 10] * (60 << 10) <= IN_FLIGHT
 
 
 @pytest.mark.parametrize("key", ALGORITHMS, ids=str)

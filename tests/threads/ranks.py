@@ -143,8 +143,7 @@ def run_all(algorithm: Algorithm, inputs: list[np.ndarray], outputs: list[np.nda
             channel = ThreadChannel(ThreadComm(exchange, rank), rank, size, segment)
             memory = Memory(outputs is None, inputs[rank].flags.c_contiguous, results[rank].flags.c_contiguous)
             length = max(1, segment // results[rank].itemsize)
-            program = compile_program(algorithm, rank, setting, shares, length, memory, operation.average, window,
-                                      max(0, window - 1))
+            program = compile_program(algorithm, rank, setting, shares, length, memory, operation.average, window)
             call = Call(algorithm.collective.name, algorithm.name, whole[rank].size, str(results[rank].dtype), operation.name)
             plan = Plan(channel, call, program, operation, HOST, inputs[rank], results[rank])
             plan.status = Status()

@@ -89,8 +89,9 @@ class Loop:
         if key is None:
             self._submit_unnamed(operation)
         elif self.flight.setdefault(key, operation) is not operation:
-            why = "was given up, but others may still come for it" if self.flight[key].given_up else "is on its way already"
-            raise ValueError(f"an operation with the name {key!r} {why}: synchronize it first, or use another name")
+            why = ("was given up, but others may still come for it: use another name" if self.flight[key].given_up else
+                   "is on its way already: synchronize it first, or use another name")
+            raise ValueError(f"an operation with the name {key!r} {why}")
         else:
             if self.groups:
                 self._group(operation)

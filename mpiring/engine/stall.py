@@ -98,7 +98,7 @@ class Watch:
                 operation.reported = now
         for operation in expired:
             self.loop.fail(operation, StallError(f"rank {self.loop.negotiation.labels[self.comm.rank]} has waited for longer than "
-                                                 f"{timeout:g} s: {self._text([operation], now)}"))
+                                                 f"{timeout:g} s (MPIRING_TIMEOUT): {self._text([operation], now)}"))
 
     def _text(self, operations: list[Operation], now: float) -> str:
         lines = [f"{operation.description.kind} {shown(operation.key)} for {now - operation.submitted:.1f} s, "

@@ -120,9 +120,11 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
 
     The parameters are as many, in as many groups, on all ranks, and stay as they are. model: for Horovod's scripts; not needed.
 
-    Raises ValueError for an LBFGS optimizer, and where the groups differ between ranks.
+    Raises TypeError for what is no optimizer, ValueError for an LBFGS optimizer, and where the groups differ between ranks.
     """
     call = "broadcast_optimizer_state"
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"{call}: optimizer is of type {type(optimizer).__name__}, not a torch.optim.Optimizer")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(f"{call}: optimizer is a torch.optim.LBFGS, whose state cannot be broadcast")
     inner = within(process_set, call)

@@ -324,7 +324,9 @@ def test_a_rank_that_never_submits(caplog):
         kind, text = attempt(lambda: engine.allreduce(mine, name="gradient") if RANK != LAST else None)
         if RANK != LAST:
             assert kind is mpiring.StallError, text
-            assert "'gradient'" in text and f"rank {LAST}" in text, text
+            assert "'gradient'" in text and f"rank {LAST}" in text and "2 s (MPIRING_TIMEOUT)" in text, text
+            with pytest.raises(ValueError, match="given up, but others may still come for it: use another name"):
+                engine.allreduce_async(mine, name="gradient")
             assert 1.9 < time.monotonic() - begin < 10
         assert engine.metrics()["stalls"] > 0 or RANK == LAST
         mine[:] = 5                                      # their own again

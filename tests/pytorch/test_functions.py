@@ -287,6 +287,8 @@ def test_wrong_optimizers(hvd):
     model = network()
     with pytest.raises(ValueError, match=r"LBFGS"):
         hvd.broadcast_optimizer_state(torch.optim.LBFGS(model.parameters()), 0)
+    with pytest.raises(TypeError, match=r"of type dict, not a torch\.optim\.Optimizer"):
+        hvd.broadcast_optimizer_state({}, 0)
     if SIZE > 1:
         some = [*model.parameters()][:2 if RANK == LAST else None]
         found = all_attempt(lambda: hvd.broadcast_optimizer_state(torch.optim.SGD(some, 0.1), 0))

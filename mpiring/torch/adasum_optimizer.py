@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mpiring.torch.buckets import Slot
+from mpiring.torch.eager import eager
 from mpiring.torch.exceptions import translated
 from mpiring.torch.optimizer import DistributedMethods, named_by_place, scales_itself
 from mpiring.torch.process_sets import engine, within
@@ -28,6 +29,7 @@ class AdasumMethods(DistributedMethods):
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
         yield
 
+    @eager
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """Take a step, and replace it by the Adasum of all ranks' steps."""
         mine = self._distribution

@@ -12,6 +12,7 @@ import torch
 
 from mpiring.engine.process_sets import ProcessSet as EngineSet
 from mpiring.torch import submissions
+from mpiring.torch.eager import eager
 from mpiring.torch.exceptions import HorovodInternalError, translated
 from mpiring.torch.handles import wait
 from mpiring.torch.process_sets import ProcessSet, engine, global_process_set, within
@@ -23,6 +24,7 @@ except ImportError:
     from pickle import Pickler
 
 
+@eager
 def broadcast_parameters(params: Mapping[str, torch.Tensor] | Iterable[Any], root_rank: int,
                          process_set: ProcessSet = global_process_set) -> None:
     """Give all ranks the root's tensors, in place.
@@ -54,6 +56,7 @@ def _check_tensor(name: str | None, tensor: Any) -> None:
 
 # Objects
 
+@eager
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None,
                      process_set: ProcessSet = global_process_set) -> Any:
     """Return the root's object, of any size, on all ranks; it is pickled, by cloudpickle where that is installed.
@@ -66,6 +69,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None,
     return obj if engine().rank == root_rank else pickle.loads(data)
 
 
+@eager
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Return the objects of all ranks, of any size, in the order of ranks; they are pickled as in broadcast_object."""
     call, error = "allgather_object", None
@@ -114,6 +118,7 @@ def _from_root(make: Callable[[], np.ndarray], root: int, name: str | None, inne
 
 # Optimizers
 
+@eager
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None,
                               process_set: ProcessSet = global_process_set) -> None:
     """Give all ranks the root's optimizer state and options of parameter groups, whatever state they have; no step is taken.

@@ -12,6 +12,7 @@ import torch
 
 from mpiring.torch import submissions
 from mpiring.torch.basics import Basics
+from mpiring.torch.eager import eager
 from mpiring.torch.handles import wait
 from mpiring.torch.process_sets import ProcessSet, engine
 from mpiring.torch.tensors import tensor_of
@@ -29,6 +30,7 @@ class Allreduce(torch.autograd.Function):
     """A reduction of a group of tensors."""
 
     @staticmethod
+    @eager
     def forward(ctx: Any, op: int, name: str | None, prescale: float, postscale: float, process_set: ProcessSet, grouped: bool,
                 *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Reduce the tensors."""
@@ -41,6 +43,7 @@ class Allreduce(torch.autograd.Function):
         return results
 
     @staticmethod
+    @eager
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         """Reduce the gradients by the same op, or go back to the operands that a minimum, maximum or product came from."""
         op, name, prescale, postscale, process_set, grouped = ctx.call
@@ -72,6 +75,7 @@ class Allgather(torch.autograd.Function):
     """A gathering of rows."""
 
     @staticmethod
+    @eager
     def forward(ctx: Any, name: str | None, process_set: ProcessSet, call: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Gather each tensor's rows."""
         operations = _all_of(tensors, name, call, lambda tensor, name: submissions.allgather(tensor, name, process_set, call))
@@ -82,6 +86,7 @@ class Allgather(torch.autograd.Function):
         return results
 
     @staticmethod
+    @eager
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         """Average the gradients, and keep this rank's rows."""
         name, process_set = ctx.call
@@ -93,12 +98,14 @@ class Broadcast(torch.autograd.Function):
     """A broadcast."""
 
     @staticmethod
+    @eager
     def forward(ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> torch.Tensor:
         """Broadcast."""
         ctx.call = root_rank, name, process_set
         return tensor_of(wait(submissions.broadcast(tensor, root_rank, name, process_set, False)))
 
     @staticmethod
+    @eager
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         """Average the gradients on the root; none go to others."""
         root_rank, name, process_set = ctx.call
@@ -110,6 +117,7 @@ class Alltoall(torch.autograd.Function):
     """An exchange of rows."""
 
     @staticmethod
+    @eager
     def forward(ctx: Any, tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet) -> Any:
         """Exchange rows."""
         rows, received = exchanged(wait(submissions.alltoall(tensor, splits, name, process_set)))
@@ -121,6 +129,7 @@ class Alltoall(torch.autograd.Function):
         return rows, received
 
     @staticmethod
+    @eager
     def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> tuple[Any, ...]:
         """Send the gradients' rows back."""
         name, process_set = ctx.call
@@ -133,6 +142,7 @@ class Reducescatter(torch.autograd.Function):
     """A reduction of which each rank gets its rows."""
 
     @staticmethod
+    @eager
     def forward(ctx: Any, op: int, name: str | None, prescale: float, postscale: float, process_set: ProcessSet, call: str,
                 *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Reduce each tensor, and keep this rank's rows."""
@@ -144,6 +154,7 @@ class Reducescatter(torch.autograd.Function):
         return results
 
     @staticmethod
+    @eager
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         """Gather the gradients' rows."""
         op, name, process_set, call = ctx.call

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from mpiring.engine.engine import Engine
 from mpiring.engine.operation import Operation
+from mpiring.torch.eager import eager
 from mpiring.torch.exceptions import HorovodInternalError, translated
 from mpiring.torch.process_sets import engine
 
@@ -38,6 +39,7 @@ def keep(operation: Operation | list[Operation], finish: Callable[[Any], Any]) -
     return number
 
 
+@eager
 def poll(handle: int) -> bool:
     """Tell whether an operation is over, so that synchronize does not wait; ValueError for one that is not known."""
     kept = _handle_map.get(handle)
@@ -47,6 +49,7 @@ def poll(handle: int) -> bool:
         return all([kept.engine.poll(operation) for operation in kept.operations])
 
 
+@eager
 def synchronize(handle: int) -> Any:
     """Wait for an operation, and return its result; None where the handle is not known, or was synchronized.
 

@@ -41,6 +41,7 @@ from mpiring.torch.basics import (
     stop_timeline,
 )
 from mpiring.torch.compression import Compression
+from mpiring.torch.eager import eager
 from mpiring.torch.exceptions import HorovodInternalError, translated
 from mpiring.torch.gradients import LINEAR, Allgather, Allreduce, Alltoall, Broadcast, Reducescatter, exchanged
 from mpiring.torch.handles import _handle_map, keep, poll, synchronize
@@ -140,6 +141,7 @@ def handle_average_backwards_compatibility(op: int | None, average: bool | None)
 
 # Allreduce
 
+@eager
 def allreduce(tensor: torch.Tensor, average: bool | None = None, name: str | None = None, compression: Any = Compression.none,
               op: int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
               process_set: ProcessSet = global_process_set) -> torch.Tensor:
@@ -155,6 +157,7 @@ def allreduce(tensor: torch.Tensor, average: bool | None = None, name: str | Non
     return compression.decompress(result, context)
 
 
+@eager
 def grouped_allreduce(tensors: Tensors, average: bool | None = None, name: str | None = None,
                       compression: Any = Compression.none, op: int | None = None, prescale_factor: float = 1.0,
                       postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set) -> list[torch.Tensor]:
@@ -165,6 +168,7 @@ def grouped_allreduce(tensors: Tensors, average: bool | None = None, name: str |
     return [compression.decompress(result, context) for result, context in zip(results, contexts)]
 
 
+@eager
 def allreduce_async(tensor: torch.Tensor, average: bool | None = None, name: str | None = None, op: int | None = None,
                     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                     process_set: ProcessSet = global_process_set) -> int:
@@ -173,6 +177,7 @@ def allreduce_async(tensor: torch.Tensor, average: bool | None = None, name: str
     return keep(submissions.allreduce([tensor], name, op, prescale_factor, postscale_factor, process_set, False, False), tensor_of)
 
 
+@eager
 def allreduce_async_(tensor: torch.Tensor, average: bool | None = None, name: str | None = None, op: int | None = None,
                      prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                      process_set: ProcessSet = global_process_set) -> int:
@@ -182,6 +187,7 @@ def allreduce_async_(tensor: torch.Tensor, average: bool | None = None, name: st
                 lambda _: tensor)
 
 
+@eager
 def grouped_allreduce_async(tensors: Tensors, average: bool | None = None, name: str | None = None, op: int | None = None,
                             prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                             process_set: ProcessSet = global_process_set) -> int:
@@ -190,6 +196,7 @@ def grouped_allreduce_async(tensors: Tensors, average: bool | None = None, name:
     return keep(submissions.allreduce(tensors, name, op, prescale_factor, postscale_factor, process_set, False), _tensors)
 
 
+@eager
 def grouped_allreduce_async_(tensors: Tensors, average: bool | None = None, name: str | None = None, op: int | None = None,
                              prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                              process_set: ProcessSet = global_process_set) -> int:
@@ -199,6 +206,7 @@ def grouped_allreduce_async_(tensors: Tensors, average: bool | None = None, name
                 lambda _: [*tensors])
 
 
+@eager
 def allreduce_(tensor: torch.Tensor, average: bool | None = None, name: str | None = None, op: int | None = None,
                prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                process_set: ProcessSet = global_process_set) -> torch.Tensor:
@@ -207,6 +215,7 @@ def allreduce_(tensor: torch.Tensor, average: bool | None = None, name: str | No
     return synchronize(allreduce_async_(tensor, None, name, op, prescale_factor, postscale_factor, process_set))
 
 
+@eager
 def grouped_allreduce_(tensors: Tensors, average: bool | None = None, name: str | None = None, op: int | None = None,
                        prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                        process_set: ProcessSet = global_process_set) -> list[torch.Tensor]:
@@ -215,6 +224,7 @@ def grouped_allreduce_(tensors: Tensors, average: bool | None = None, name: str 
     return synchronize(grouped_allreduce_async_(tensors, None, name, op, prescale_factor, postscale_factor, process_set))
 
 
+@eager
 def sparse_allreduce_async(tensor: torch.Tensor, name: str | None, op: int,
                            process_set: ProcessSet = global_process_set) -> Callable[[], torch.Tensor | None]:
     """Start to reduce a sparse tensor; return a function that waits and returns the result, not coalesced.
@@ -260,23 +270,27 @@ def _tensors(arrays: list[Any]) -> list[torch.Tensor]:
 
 # What moves rows
 
+@eager
 def allgather(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> torch.Tensor:
     """Return the rows of all ranks, in the order of ranks; each may bring another number of them."""
     result, = Allgather.apply(name, process_set, "allgather", tensor)
     return result
 
 
+@eager
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     """Start to gather the rows of all ranks; return a handle."""
     return keep(submissions.allgather(tensor, name, process_set), tensor_of)
 
 
+@eager
 def grouped_allgather(tensors: Tensors, name: str | None = None,
                       process_set: ProcessSet = global_process_set) -> list[torch.Tensor]:
     """Gather the rows of each of several tensors, and return the list of results."""
     return [*Allgather.apply(name, process_set, "grouped_allgather", *submissions.listed(tensors, "grouped_allgather"))]
 
 
+@eager
 def grouped_allgather_async(tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     """Start to gather the rows of each of several tensors; return a handle, whose result is a list."""
     call = "grouped_allgather"
@@ -284,30 +298,35 @@ def grouped_allgather_async(tensors: Tensors, name: str | None = None, process_s
                 _tensors)
 
 
+@eager
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None,
               process_set: ProcessSet = global_process_set) -> torch.Tensor:
     """Return the root's tensor, on all ranks. root_rank: among all ranks, also in a process set."""
     return Broadcast.apply(tensor, root_rank, name, process_set)
 
 
+@eager
 def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None,
                     process_set: ProcessSet = global_process_set) -> int:
     """Start to broadcast the root's tensor; return a handle."""
     return keep(submissions.broadcast(tensor, root_rank, name, process_set, False), tensor_of)
 
 
+@eager
 def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None,
                process_set: ProcessSet = global_process_set) -> torch.Tensor:
     """Fill the tensor with the root's, on all ranks, and return it."""
     return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
 
 
+@eager
 def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None,
                      process_set: ProcessSet = global_process_set) -> int:
     """Start to fill the tensor with the root's; return a handle."""
     return keep(submissions.broadcast(tensor, root_rank, name, process_set, True), lambda _: tensor)
 
 
+@eager
 def alltoall(tensor: torch.Tensor, splits: torch.Tensor | Sequence[int] | None = None, name: str | None = None,
              process_set: ProcessSet = global_process_set) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Send rows to every rank, and return the rows received, in the order of ranks.
@@ -318,6 +337,7 @@ def alltoall(tensor: torch.Tensor, splits: torch.Tensor | Sequence[int] | None =
     return Alltoall.apply(tensor, splits, name, process_set)
 
 
+@eager
 def alltoall_async(tensor: torch.Tensor, splits: torch.Tensor | Sequence[int] | None = None, name: str | None = None,
                    process_set: ProcessSet = global_process_set) -> int:
     """Start to send rows to every rank; return a handle, with the result of alltoall."""
@@ -325,6 +345,7 @@ def alltoall_async(tensor: torch.Tensor, splits: torch.Tensor | Sequence[int] | 
                 lambda result: exchanged(result)[0] if splits is None else exchanged(result))
 
 
+@eager
 def reducescatter(tensor: torch.Tensor, name: str | None = None, compression: Any = Compression.none, op: int = Average,
                   process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                   postscale_factor: float = 1.0) -> torch.Tensor:
@@ -334,6 +355,7 @@ def reducescatter(tensor: torch.Tensor, name: str | None = None, compression: An
     return compression.decompress(result, context)
 
 
+@eager
 def reducescatter_async(tensor: torch.Tensor, name: str | None = None, op: int = Average,
                         process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                         postscale_factor: float = 1.0) -> int:
@@ -341,6 +363,7 @@ def reducescatter_async(tensor: torch.Tensor, name: str | None = None, op: int =
     return keep(submissions.reducescatter(tensor, name, op, process_set, prescale_factor, postscale_factor), tensor_of)
 
 
+@eager
 def grouped_reducescatter(tensors: Tensors, name: str | None = None, compression: Any = Compression.none, op: int = Average,
                           process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                           postscale_factor: float = 1.0) -> list[torch.Tensor]:
@@ -351,6 +374,7 @@ def grouped_reducescatter(tensors: Tensors, name: str | None = None, compression
     return [compression.decompress(result, context) for result, context in zip(results, contexts)]
 
 
+@eager
 def grouped_reducescatter_async(tensors: Tensors, name: str | None = None, op: int = Average,
                                 process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                                 postscale_factor: float = 1.0) -> int:
@@ -362,6 +386,7 @@ def grouped_reducescatter_async(tensors: Tensors, name: str | None = None, op: i
 
 # Meetings
 
+@eager
 def join(device: int = -1) -> int:
     """Say that this rank has no more data, and wait until all ranks have said so; return the rank that was last.
 
@@ -372,6 +397,7 @@ def join(device: int = -1) -> int:
         return engine().join()
 
 
+@eager
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until all ranks of a process set have called this."""
     inner = within(process_set, "barrier")

@@ -15,6 +15,7 @@ import torch
 from mpiring.torch.basics import Basics
 from mpiring.torch.buckets import Link
 from mpiring.torch.compression import Compression, checked
+from mpiring.torch.eager import eager
 from mpiring.torch.process_sets import ProcessSet, engine, global_process_set, within
 from mpiring.torch.reducer import Options, Reducer
 from mpiring.torch.submissions import engine_op
@@ -66,6 +67,7 @@ class Distribution:
 class DistributedMethods:
     """The methods that a distributed optimizer has instead of the plain one's. Its class is made of these and the plain class."""
 
+    @eager
     def synchronize(self) -> None:
         """Wait until the gradients are reduced on all ranks."""
         self._distribution.reduce(self)
@@ -81,6 +83,7 @@ class DistributedMethods:
         finally:
             mine.should_synchronize = before
 
+    @eager
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """Reduce the gradients, and take a step. Gradients that the closure makes are reduced each time, and so is its loss."""
         mine = self._distribution
@@ -88,6 +91,7 @@ class DistributedMethods:
             closure = _reduced(self, closure)
         return mine.plain_step(self, closure, *args, **kwargs)
 
+    @eager
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """As the plain optimizer's; AssertionError while gradients are on their way."""
         mine = self._distribution

@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 from mpiring.torch.buckets import Alone, Bucket, Link, NarrowBucket, Room, Slot, Sparse, arrange, made
 from mpiring.torch.compression import NoneCompressor, casts, wire
+from mpiring.torch.eager import eager
 from mpiring.torch.exceptions import HorovodInternalError, translated
 from mpiring.torch.process_sets import engine, within
 
@@ -64,6 +65,7 @@ class Reducer:
     def _hook(self, slot: Slot) -> Callable[[torch.Tensor], None]:
         order = self.order
 
+        @eager
         def hook(param: torch.Tensor) -> None:
             """Note that a gradient was accumulated. Runs for every parameter in every pass, so it asks for little."""
             slot.left = left = slot.left - 1

@@ -9,6 +9,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from mpiring.torch.eager import eager
 from mpiring.torch.exceptions import translated
 from mpiring.torch.process_sets import ProcessSet, engine, global_process_set, within
 from mpiring.torch.tensors import array_of
@@ -29,6 +30,7 @@ class SyncBatchNorm(_BatchNorm):
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
         self.process_set = process_set
 
+    @eager
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the input normalized. In training all ranks of the process set must call this."""
         self._check_input_dim(input)
@@ -105,6 +107,7 @@ class _Normalized(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @eager
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         input, weight, mean, variance = ctx.saved_tensors
         dtype = _wide(input)

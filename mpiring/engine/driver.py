@@ -144,7 +144,8 @@ class Driver:
 
 def drive(loops: Sequence[Loop], over: Callable[[], bool]) -> None:
     """Move loops on, once at least, until something is over: first giving the core away between looks, then asleep."""
-    begun, moved, looks, spin = perf_counter(), -1, 0, SPIN * max([loop.crowd for loop in loops])
+    begun, moved, spin = perf_counter(), -1, SPIN * max([loop.crowd for loop in loops])
+    looks, more = 0, 0 if all([loop.board is not None for loop in loops]) else LOOKS         # a board is read at one look
     with np.errstate(all="ignore"):                      # of whose array it is that overflows nobody would know
         while True:
             now = sum([loop.advance() for loop in loops])
@@ -160,7 +161,7 @@ def drive(loops: Sequence[Loop], over: Callable[[], bool]) -> None:
                 looks -= 1
             else:
                 time.sleep(nap(waited))
-                looks = LOOKS
+                looks = more
                 for loop in loops:
                     loop.watch.look()
 

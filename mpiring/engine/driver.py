@@ -144,8 +144,7 @@ class Driver:
 
 def drive(loops: Sequence[Loop], over: Callable[[], bool]) -> None:
     """Move loops on, once at least, until something is over: first giving the core away between looks, then asleep."""
-    begun, moved, spin = perf_counter(), -1, SPIN * max([loop.crowd for loop in loops])
-    looks, more = 0, 0 if all([loop.board is not None for loop in loops]) else LOOKS         # a board is read at one look
+    begun, moved, looks, spin = perf_counter(), -1, 0, SPIN * max([loop.crowd for loop in loops])
     with np.errstate(all="ignore"):                      # of whose array it is that overflows nobody would know
         while True:
             now = sum([loop.advance() for loop in loops])
@@ -161,7 +160,7 @@ def drive(loops: Sequence[Loop], over: Callable[[], bool]) -> None:
                 looks -= 1
             else:
                 time.sleep(nap(waited))
-                looks = more
+                looks = LOOKS if any([loop.board is None for loop in loops]) else 0      # a board is read at one look
                 for loop in loops:
                     loop.watch.look()
 

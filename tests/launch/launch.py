@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,18 +42,23 @@ def environment() -> dict[str, str]:
 
 
 def finish(command: list[str], timeout: float) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; one that takes too long is killed with all that it started, and the test fails."""
-    process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        stdout, stderr = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        stdout, stderr = _kill(process)
-        raise AssertionError(f"not ended after {timeout} s, killed: {shlex.join(command)}\n{stdout}{stderr}") from None
-    except BaseException:
-        _kill(process)
-        raise
-    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+    """Run a command to its end; one that takes too long is killed with all that it started, and the test fails.
+
+    It has a folder for temporary files to itself. Open MPI's mpirun keeps files under its process id there, leaves them when it
+    is killed, and refuses to start ("listener thread failed to start") where it finds some of a process that had its id before.
+    """
+    with tempfile.TemporaryDirectory(prefix="launch-", ignore_cleanup_errors=True) as folder:
+        process = subprocess.Popen(command, cwd=ROOT, env={**environment(), "TMPDIR": folder}, stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            stdout, stderr = _kill(process)
+            raise AssertionError(f"not ended after {timeout} s, killed: {shlex.join(command)}\n{stdout}{stderr}") from None
+        except BaseException:
+            _kill(process)
+            raise
+        return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
 def assert_told_once(done: subprocess.CompletedProcess[str], complaint: str) -> None:

@@ -22,6 +22,20 @@ def test_a_hanging_program_is_killed_with_all_its_ranks(tmp_path):
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
+@pytest.mark.parametrize("ending", ["", "time.sleep(1000)"])
+def test_a_launch_leaves_no_files_that_a_later_one_would_trip_over(tmp_path, ending):
+    program = tmp_path / "files.py"
+    program.write_text("import os, time\n"
+                       "print('files are in', os.environ['TMPDIR'], flush=True)\n" + ending)
+    if ending:
+        with pytest.raises(AssertionError) as caught:
+            run(1, [str(program)], timeout=2)
+        printed = str(caught.value)
+    else:
+        printed = run(1, [str(program)]).stdout
+    assert not os.path.exists(re.search("files are in (.*)", printed)[1])
+
+
 def test_the_makefile_and_the_tests_set_the_same():
     lines = [line.removeprefix("export ") for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("export ")]
     assert dict(line.split(" = ") for line in lines) == SETTINGS

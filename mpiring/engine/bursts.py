@@ -36,6 +36,7 @@ class Burst:
         self.whole = buffer[:count * dtype.itemsize].view(dtype)
         self.move: Callable[[], Any] | None = None       # what exchanges it, once that is known
         self.host, self.plain = host, host and not scaled and max(sizes) < LONG
+        self.line = self.whole[:self.nbytes // dtype.itemsize] if self.plain and grain == 1 else None        # without gaps
 
 
 def padded(count: int) -> int:
@@ -53,9 +54,8 @@ def pack(burst: Burst, owners: Sequence[Any], indexes: Sequence[int]) -> None:
 
     An operation is None on a rank that has joined, which adds zeros.
     """
-    if burst.plain and None not in owners:
-        for view, operation, index in zip(burst.views, owners, indexes):
-            view[...] = operation.arrays[index]
+    if burst.line is not None and None not in owners:
+        np.concatenate([operation.arrays[index] for operation, index in zip(owners, indexes)], None, burst.line)
         return
     for view, operation, index in zip(burst.views, owners, indexes):
         if operation is None:

@@ -79,9 +79,10 @@ class Engine:
         """
         loop = (process_set is None and self._main) or self._loop("allreduce", process_set)
         known = loop.recent.get(name) if type(name) is str else None
-        operation = known and requests.again(known, name, array, out, op, prescale, postscale)
-        if operation:
-            return self._send("allreduce", loop, operation)
+        if known is not None:
+            operation = requests.again(known, name, array, out, op, prescale, postscale)
+            if operation is not None:
+                return loop.submit("allreduce", operation)
         operation = self._submit("allreduce", loop, name, lambda: requests.allreduce([array], [out], op, prescale, postscale, True))
         if name is not None:
             if len(loop.recent) >= RECENT:
@@ -388,13 +389,7 @@ class Engine:
         except (TypeError, ValueError) as error:
             raise type(error)(f"{call} on rank {self.rank}: {error}") from None
         operation.key = name
-        return self._send(call, loop, operation)
-
-    def _send(self, call: str, loop: Loop, operation: Operation) -> Operation:
-        try:
-            return loop.submit(operation)
-        except ValueError as error:
-            raise ValueError(f"{call} on rank {self.rank}: {error}") from None
+        return loop.submit(call, operation)
 
 
 _METRICS = ("operations", "errors", "bytes", "exchanges", "rounds", "known", "declared", "stalls", "seconds_negotiate",

@@ -80,7 +80,7 @@ class Loop:
 
     # What callers do
 
-    def submit(self, operation: Operation) -> Operation:
+    def submit(self, call: str, operation: Operation) -> Operation:
         """Send an operation on its way; ValueError where its name is on its way already.
 
         No lock is taken for one with a name: a dict and a deque are safe to add to. Who takes things out looks again afterwards.
@@ -88,10 +88,10 @@ class Loop:
         operation.loop, key = self, operation.key
         if key is None:
             self._submit_unnamed(operation)
-        elif self.flight.setdefault(key, operation) is not operation:
-            why = ("was given up, but others may still come for it: use another name" if self.flight[key].given_up else
+        elif (before := self.flight.setdefault(key, operation)) is not operation:
+            why = ("was given up, but others may still come for it: use another name" if before.given_up else
                    "is on its way already: synchronize it first, or use another name")
-            raise ValueError(f"an operation with the name {key!r} {why}")
+            raise ValueError(f"{call} on rank {self.labels[self.comm.rank]}: an operation with the name {key!r} {why}")
         else:
             if self.groups:
                 self._group(operation)

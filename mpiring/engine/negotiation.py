@@ -87,6 +87,7 @@ class Negotiation:
         self.rank, self.labels, self.size, self.capacity = rank, labels, len(labels), capacity
         self.ids: dict[Hashable, int] = {}
         self.slots: list[Slot | None] = []
+        self.said: list[Description] = []                # by slot, what this rank said last
         self.unused: list[int] = []
         self.words = bytearray([NO_NEWS]) + bytes([IDLE]) * BLOCK        # what this rank says: one byte, and one of each slot
         self.pending: dict[int, Operation | None] = {}
@@ -106,16 +107,24 @@ class Negotiation:
         The words must stay as they are until agree is called.
         """
         told: News = []
-        for operation in operations:
-            index = self._submit(operation.key, operation)
-            said = None if index is None else self.slots[index].of[self.rank]
-            if said is not operation.description and said != operation.description:
-                told.append((operation.key, operation.description))
+        ids, said, pending, words, fresh = self.ids.get, self.said, self.pending, self.words, self.fresh
+        for operation in operations:                     # as _submit does, but for the calls: there may be thousands
+            key, description = operation.key, operation.description
+            index = ids(key)
+            if index is None:
+                fresh[key] = operation
+                told.append((key, description))
+                continue
+            pending[index] = operation
+            words[index + 1] = SUBMITTED
+            before = said[index]
+            if before is not description and before != description:
+                told.append((key, description))
         for key in seals:
             if self._submit(key, None) is None:
                 told.append((key, Description(SEAL)))
-        pending = {*self.fresh, *(self.slots[index].key for index in self.pending)} if news else ()
-        told += [(key, (what, pending)) if key == JOIN else (key, what) for key, what in news]
+        owed = {*fresh, *(self.slots[index].key for index in pending)} if news else ()
+        told += [(key, (what, owed)) if key == JOIN else (key, what) for key, what in news]
         words = self.words
         if self.rank in self.joined:
             words = words[:1] + bytes(byte | SUBMITTED for byte in words[1:])
@@ -175,9 +184,12 @@ class Negotiation:
                 else:
                     if key not in self.ids:
                         made.append(self._make(key, what))
+                    index = self.ids[key]
                     self.signature += 1
-                    self.slots[self.ids[key]].say(rank, what, self.signature)
-                    spoken.setdefault(self.ids[key], set()).add(rank)
+                    self.slots[index].say(rank, what, self.signature)
+                    spoken.setdefault(index, set()).add(rank)
+                    if rank == self.rank:
+                        self.said[index] = what
         for key, operation in self.fresh.items():
             self._submit(key, operation)
         self.fresh.clear()
@@ -188,9 +200,10 @@ class Negotiation:
         index = heappop(self.unused) if self.unused else len(self.slots)
         if index == len(self.slots):
             self.slots.append(None)
+            self.said.append(description)
             if index + 1 == len(self.words):
                 self.words += bytes([IDLE]) * index
-        self.ids[key], self.slots[index] = index, Slot(key, description, self.size)
+        self.ids[key], self.slots[index], self.said[index] = index, Slot(key, description, self.size), description
         self.words[index + 1] = IDLE
         return index
 

@@ -73,25 +73,26 @@ class Operation:
     """An operation on its way; callers know it as a handle.
 
     key: the name, or a number for one without. arrays, outs: what goes in, and where the results go; an out is None where it is
-    made late, for its shape is not known yet. result: what synchronize returns. done is set last of all.
+    made late, for its shape is not known yet. result: what synchronize returns. left: arrays that are not through yet. done is set
+    last of all.
     """
 
-    # What most operations never set, so that each takes little time to make.
-    op: Any = None
+    # In slots, so that it is one small object; what most operations never set is left to a dict that these do not have.
+    __slots__ = ("__dict__", "__weakref__", "arrays", "description", "done", "error", "key", "left", "loop", "nbytes", "op", "outs",
+                 "result", "submitted")
     space: Space = HOST
     stream: Any = None
-    left = 1
-    """Arrays that are not through yet."""
     rows: list[int] | None = None
-    splits = done = given_up = drawn = False
+    splits = given_up = drawn = False
     agreed = reported = 0.0
-    error: BaseException | None = None
-    loop: Any = None
 
-    def __init__(self, description: Description, op: Any, arrays: Sequence[Any], outs: Sequence[Any], result: Any, nbytes: int,
-                 key: Any = None):
+    def __init__(self, description: Description, op: Any, arrays: Sequence[Any], outs: Sequence[Any], result: Any, nbytes: int):
         self.description, self.op, self.arrays, self.outs, self.result = description, op, arrays, outs, result
-        self.nbytes, self.key, self.submitted = nbytes, key, perf_counter()
+        self.nbytes, self.left, self.submitted = nbytes, len(arrays) or 1, perf_counter()
+        self.key: Any = None
+        self.loop: Any = None
+        self.error: BaseException | None = None
+        self.done = False
 
     def give_up(self, error: BaseException) -> None:
         """Leave its caller, but not the ranks that may still come: they get what it had to give."""

@@ -23,9 +23,6 @@ from mpiring.errors import MismatchError, ShutdownError
 from mpiring.runtime.barrier import give_way
 from mpiring.runtime.channel import check_comm
 
-RECENT = 1 << 15
-"""Names of which is remembered what was checked last, so that the next such operation need not be."""
-
 
 class Engine:
     """Runs named operations among the ranks of a comm beside the caller; see the README for what its ranks must agree about."""
@@ -85,9 +82,7 @@ class Engine:
                 return loop.submit("allreduce", operation)
         operation = self._submit("allreduce", loop, name, lambda: requests.allreduce([array], [out], op, prescale, postscale, True))
         if name is not None:
-            if len(loop.recent) >= RECENT:
-                loop.recent.clear()
-            loop.recent[name] = requests.known(operation)
+            loop.remember(name, requests.known(operation))
         return operation
 
     def grouped_allreduce_async(self, arrays: Sequence[Any], outs: Sequence[Any] | None = None, *, name: str | None = None,

@@ -30,6 +30,9 @@ from mpiring.errors import ShutdownError
 LINGER = 3.0
 """Seconds that a rank which shuts down waits for the others to take part."""
 
+RECENT = 1 << 15
+"""Names of which is remembered what was checked last."""
+
 UNNAMED = 256
 """Operations without a name that are on their way at most; later ones are held back until there is room."""
 
@@ -55,6 +58,7 @@ class Loop:
         self.flight: dict[Hashable, Operation] = {}      # all that are on their way, by name
         self.held: deque[Operation] = deque()            # unnamed, and no room
         self.recent: dict[str, Known | None] = {}        # what was checked last under a name
+        self.alike: dict[Description, Known] = {}        # one for all names of which the same is known: it stays in the cache
         self.unnamed = self.moved = 0
         self.news: News = []
         self.leaving = self.ended = self.clean = False
@@ -131,6 +135,16 @@ class Loop:
         """Raise where nothing can be submitted any more."""
         if self.closed is not None:
             raise type(self.closed)(str(self.closed))
+
+    def remember(self, name: str, known: Known | None) -> None:
+        """Keep what was checked under a name, so that the next such operation need not be."""
+        if len(self.recent) >= RECENT:
+            self.recent.clear()
+            self.alike.clear()
+        if known is not None:
+            found = self.alike.setdefault(known.description, known)
+            known = found if found == known else known
+        self.recent[name] = known
 
     def join(self) -> Operation:
         """Send word that this rank has no more data."""

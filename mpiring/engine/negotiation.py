@@ -118,8 +118,11 @@ class Negotiation:
             pending[index] = operation
             words[index + 1] = SUBMITTED
             before = said[index]
-            if before is not description and before != description:
-                told.append((key, description))
+            if before is not description:
+                if before != description:
+                    told.append((key, description))
+                else:
+                    said[index] = description            # to know it next time without a comparison
         for key in seals:
             if self._submit(key, None) is None:
                 told.append((key, Description(SEAL)))

@@ -108,7 +108,7 @@ class Driver:
             try:
                 self._drive(lambda: loop.ended or not loop.busy)
             except BaseException as error:
-                loop.end(error, broken=True)
+                loop.break_down(error)
                 raise
 
     def _rest(self) -> None:

@@ -10,6 +10,7 @@ import pickle
 import threading
 from collections import Counter, deque
 from collections.abc import Generator, Hashable, Sequence
+from contextlib import suppress
 from time import perf_counter
 
 import numpy as np
@@ -220,7 +221,7 @@ class Loop:
         except _Abandoned:
             self.end(ShutdownError("the engine has been shut down"))
         except BaseException as error:
-            self.end(error, broken=True)
+            self.break_down(error)
             if not isinstance(error, Exception):
                 raise
         return self.moved
@@ -391,10 +392,15 @@ class Loop:
             self.unnamed = met
             self.driver.free.notify_all()
 
+    def break_down(self, error: BaseException) -> None:
+        """End because this rank cannot go on, and tell the others, who would wait for what it has to say."""
+        why = f"the engine failed: {type(error).__name__}: {error}"
+        self.end(RuntimeError(why), broken=True)
+        with suppress(Exception):                        # it may be MPI that fails
+            self.watch.leave(why)
+
     def end(self, error: BaseException, broken: bool = False) -> None:
-        """Let all that is on its way fail, and what is submitted from now on."""
-        if broken:
-            error = RuntimeError(f"the engine failed: {type(error).__name__}: {error}")
+        """Let all that is on its way fail, and what is submitted from now on. broken: not by a shutdown."""
         if self.request is not None:
             _LEFT_BEHIND.append((self.request, self.running))
         with self.lock:

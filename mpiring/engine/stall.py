@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from mpiring.engine.operation import Operation, shown
-from mpiring.errors import ShutdownError, StallError
+from mpiring.errors import PeerError, ShutdownError, StallError
 
 if TYPE_CHECKING:
     from mpiring.engine.loop import Loop
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("mpiring")
 
 QUESTION, ANSWER, LEFT = 1, 2, 3
-"""Tags of messages between those who wait, and of a rank's that has shut down alone."""
+"""Tags of messages between those who wait, and of a rank's that has shut down alone, or failed."""
 
 BETWEEN = 0.05
 """Seconds between looks."""
@@ -63,9 +63,9 @@ class Watch:
             self.asked = None
             self._judge(late, now)
 
-    def leave(self) -> None:
-        """Tell the others, whenever they come to wait for this rank, that it does not any more."""
-        self._send(range(self.comm.size), LEFT, None)
+    def leave(self, why: str | None = None) -> None:
+        """Tell the others, whenever they come to wait for this rank, that it does not come any more. why: None for a shutdown."""
+        self._send(range(self.comm.size), LEFT, why)
 
     def _ask(self, now: float) -> None:
         self.asked, self.answers = now, {}
@@ -81,11 +81,17 @@ class Watch:
         while self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
             what = self.comm.recv(source=status.source, tag=status.tag)
             if status.tag == LEFT:
-                self.loop.end(ShutdownError(f"{self.loop.negotiation.named([status.source])} shut the engine down"))
+                self._left(self.loop.negotiation.named([status.source]), what)
             elif status.tag == QUESTION:
                 self._send([status.source], ANSWER, {operation.key for operation in self.loop.under_way()})
             elif self.asked is not None:
                 self.answers[status.source] = what
+
+    def _left(self, who: str, why: str | None) -> None:
+        if why is None:
+            self.loop.end(ShutdownError(f"{who} shut the engine down"))
+        else:
+            self.loop.end(PeerError(f"{who}: {why}"), broken=True)
 
     def _judge(self, late: list[Operation], now: float) -> None:
         """Report what has waited for long, and give up what has for too long."""

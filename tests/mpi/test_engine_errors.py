@@ -534,6 +534,28 @@ def test_a_rank_that_has_shut_down_alone(monkeypatch):
     engine.shutdown()
 
 
+@needs_peers
+def test_an_engine_that_fails_on_one_rank_tells_the_others(monkeypatch):
+    comm = COMM.Dup()
+    engine = mpiring.Engine(comm, timeout=30)
+    engine.allreduce(np.ones(3), name="x")
+
+    def fails(*_):
+        raise OSError("no more of it")
+
+    if RANK == LAST:
+        monkeypatch.setattr(engine.everybody.loop.negotiation, "compose", fails)
+    COMM.Barrier()
+    begin = time.monotonic()
+    for _ in range(2):                                   # what is on its way, and what is submitted later
+        kind, text = attempt(lambda: engine.allreduce(np.ones(3), name="x"))
+        why = "the engine failed: OSError: no more of it"
+        assert (kind, text) == ((RuntimeError, why) if RANK == LAST else (mpiring.PeerError, f"rank {LAST}: {why}"))
+    engine.shutdown()
+    assert time.monotonic() - begin < 10
+    comm.Free()
+
+
 def test_a_shared_array_that_was_freed(engine):
     """Also under a name whose operation was checked before."""
     array = mpiring.zeros(5, np.float32, COMM)

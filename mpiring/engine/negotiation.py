@@ -87,7 +87,7 @@ class Negotiation:
         self.rank, self.labels, self.size, self.capacity = rank, labels, len(labels), capacity
         self.ids: dict[Hashable, int] = {}
         self.slots: list[Slot | None] = []
-        self.said: list[Description] = []                # by slot, what this rank said last
+        self.said: list[Description] = []                # by slot, what this rank said last: as in Slot.of, but in one place
         self.unused: list[int] = []
         self.words = bytearray([NO_NEWS]) + bytes([IDLE]) * BLOCK        # what this rank says: one byte, and one of each slot
         self.pending: dict[int, Operation | None] = {}
